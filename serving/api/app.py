@@ -1,0 +1,82 @@
+"""The HTTP application: middleware and surfaces around one router.
+
+Knows which surfaces there are. Each of them is a file of its own: parse, route, shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.middleware import Middleware
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.api import chat, health, models, route
+from serving.api.auth import AuthMiddleware, RequestIdMiddleware
+from serving.api.errors import OutcomeMiddleware
+from serving.api.limits import BodyLimitMiddleware
+from serving.api.openapi import describe
+from serving.api.service import Service
+from serving.config import Config
+from serving.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from serving.router import Router
+
+# Surfaces that metrics count by name.
+_SURFACES = {route.PATH: "route", chat.PATH: "chat"}
+
+
+def create_app(config: Config, router: Router, telemetry: Telemetry) -> FastAPI:
+    """The application. Its lifespan starts `router` in the background, so that /health/live answers at once.
+
+    `app.state.service` holds its parts, for whoever runs it in process.
+    """
+    service = Service(config, router, telemetry)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(service.readiness.run())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            await router.close()
+
+    app = FastAPI(
+        title="Light Router",
+        version=models.VERSION,
+        description="Chooses which tool, agent or skill acts next: a probability for every candidate and for none.",
+        lifespan=lifespan,
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            Middleware(OutcomeMiddleware, telemetry=telemetry, surfaces=_SURFACES),
+            Middleware(AuthMiddleware, keys=config.server.api_keys),
+            Middleware(BodyLimitMiddleware, limit=config.server.max_body_bytes),
+        ],
+        # The framework's own errors go the way of all others.
+        exception_handlers={HTTPException: _reraise},
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    app.state.service = service
+    for surface in (
+        route.routes(service),
+        chat.routes(service),
+        models.routes(service),
+        health.routes(service.readiness, telemetry),
+    ):
+        app.include_router(surface)
+    describe(app, [route.RouteBody, chat.ChatBody], with_key=bool(config.server.api_keys))
+    return app
+
+
+async def _reraise(_: Request, error: Exception) -> Response:
+    raise error

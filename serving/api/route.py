@@ -1,0 +1,220 @@
+"""POST /v1/route: the router's own surface, with everything that a decision knows.
+
+Knows its request and answer. The flow is the router's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from prompts.question import CandidateType, query_position
+from serving.api.answers import TruncationAnswer
+from serving.api.errors import documented
+from serving.api.messages import MessageItem, conversation
+from serving.api.openapi import json_body
+from serving.api.service import Service
+from serving.catalog.shapes import Shape, candidates_of
+from serving.types import (
+    BusyError,
+    Decision,
+    EngineError,
+    EngineTimeoutError,
+    InvalidRequestError,
+    Message,
+    RouteRequest,
+    TooLargeError,
+    Truncation,
+)
+from serving.validation import parse_object
+
+PATH = "/v1/route"
+
+
+class RouteBody(BaseModel):
+    """A routing question: either `messages`, or `query` with optional `history`."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["query"], "properties": {"query": {"type": "string"}, "messages": {"type": "null"}}},
+                {
+                    "required": ["messages"],
+                    "properties": {
+                        "messages": {"type": "array"},
+                        "query": {"type": "null"},
+                        "history": {"type": "null"},
+                    },
+                },
+            ]
+        },
+    )
+
+    query: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="What the person wants. It follows `history` as a user message, unless the latest user message "
+            "there says the same: then the agent has acted on it since.",
+        ),
+    ] = None
+    history: Annotated[
+        list[MessageItem] | None, Field(fail_fast=True, description="Every message before the decision, oldest first.")
+    ] = None
+    messages: Annotated[
+        list[MessageItem] | None,
+        Field(fail_fast=True, min_length=1, description="The whole conversation, oldest first, the query included."),
+    ] = None
+    candidates: Annotated[
+        list[Shape],
+        Field(
+            fail_fast=True,
+            description="What may be chosen: OpenAI, Anthropic or MCP tools, or catalogue lines. `id` defaults to "
+            "`name`; ids must be unique. Of an empty list only none can be the answer.",
+        ),
+    ]
+    k: Annotated[
+        int | None, Field(ge=1, description="At most this many candidates reach the model; by default the profile's.")
+    ] = None
+    top: Annotated[int | None, Field(ge=0, description="At most this many entries in `ranking`; by default all.")] = (
+        None
+    )
+    allow_none: Annotated[bool, Field(description='Whether "none of these" may be the answer.')] = True
+    coverage: Annotated[
+        float | None,
+        Field(gt=0, lt=1, description="Asks for the smallest set that holds a right candidate with this probability."),
+    ] = None
+
+
+class Chosen(BaseModel):
+    """The winner."""
+
+    id: str
+    name: str
+    server: str
+    type: CandidateType
+    probability: float
+
+
+class RankedId(BaseModel):
+    """A candidate that reached the model, and its probability."""
+
+    id: str
+    probability: float
+
+
+class PrefilterAnswer(BaseModel):
+    """What the prefilter did; its method is "none" where all candidates passed."""
+
+    method: str
+    considered: int
+    kept: int
+
+
+class RouteUsage(BaseModel):
+    """Tokens of the prompt, a shared prefix counted once, and how many of them were not computed again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class RouteAnswer(BaseModel):
+    """A decision. The probabilities of `ranking` (uncut) and `none_probability` sum to 1."""
+
+    id: str
+    decision: Chosen | None
+    none_probability: float
+    ranking: list[RankedId]
+    prediction_set: list[str] = []
+    """Only where `coverage` asked for it."""
+    prefilter: PrefilterAnswer
+    truncated: list[TruncationAnswer]
+    usage: RouteUsage
+    timings_ms: dict[str, float]
+    model: str
+
+
+def _messages(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]:
+    if body.messages is not None:
+        if body.query is not None or body.history is not None:
+            raise InvalidRequestError(
+                "send either `messages`, or `query` with optional `history`, not both", "messages"
+            )
+        return conversation(body.messages)
+    if body.query is None:
+        raise InvalidRequestError("there is nothing to route; send `messages`, or `query`", "query")
+    history, truncated = conversation(body.history or [])
+    position = query_position(history)
+    if position is not None and history[position].content == body.query:
+        return history, truncated
+    return (*history, Message("user", body.query)), truncated
+
+
+def _request(body: RouteBody, messages: tuple[Message, ...], max_k: int | None) -> RouteRequest:
+    candidates = candidates_of(body.candidates)
+    if not candidates and not body.allow_none:
+        raise InvalidRequestError("there is nothing to choose: send candidates, or allow none", "candidates")
+    k = body.k and min(body.k, max(len(candidates), 1))  # more than there are is as good as all
+    if k and max_k and k > max_k:
+        raise InvalidRequestError(
+            f"k is {body.k}, but one question to this model holds at most {max_k} candidates", "k"
+        )
+    return RouteRequest(messages, candidates, allow_none=body.allow_none, k=k, coverage=body.coverage)
+
+
+def _answer(decision: Decision, truncated: list[Truncation], top: int | None) -> RouteAnswer:
+    chosen = decision.chosen
+    answer = RouteAnswer(
+        id=f"route-{uuid.uuid4().hex}",
+        decision=chosen
+        and Chosen(
+            id=chosen.candidate.id,
+            name=chosen.candidate.name,
+            server=chosen.candidate.server,
+            type=chosen.candidate.type,
+            probability=chosen.probability,
+        ),
+        none_probability=decision.none_probability,
+        ranking=[RankedId(id=ranked.candidate.id, probability=ranked.probability) for ranked in decision.ranking[:top]],
+        prefilter=PrefilterAnswer(
+            method=decision.prefilter.method, considered=decision.prefilter.considered, kept=decision.prefilter.kept
+        ),
+        truncated=[TruncationAnswer.of(truncation) for truncation in (*truncated, *decision.truncated)],
+        usage=RouteUsage(prompt_tokens=decision.prompt_tokens, cached_tokens=decision.cached_tokens),
+        timings_ms={stage: round(milliseconds, 3) for stage, milliseconds in decision.timings_ms.items()},
+        model=decision.model,
+    )
+    if decision.prediction_set is not None:
+        answer.prediction_set = list(decision.prediction_set)
+    return answer
+
+
+def routes(service: Service) -> APIRouter:
+    """POST /v1/route."""
+    surface = APIRouter(tags=["routing"])
+    errors = (InvalidRequestError, TooLargeError, BusyError, EngineError, EngineTimeoutError)
+
+    @surface.post(
+        PATH,
+        response_model=RouteAnswer,
+        responses=documented(*errors, path=PATH),
+        openapi_extra=json_body(RouteBody),
+    )
+    async def route(http: Request) -> Response:
+        """Which of the candidates acts next, or none: the winner, and the probability of everything."""
+        sent = await http.body()
+        with service.admission.place():
+            body = parse_object(RouteBody, sent)
+            messages, truncated = _messages(body)
+            decision = await service.decide(http, _request(body, messages, service.router.max_k))
+        answer = _answer(decision, truncated, body.top)
+        return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+
+    return surface

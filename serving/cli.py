@@ -1,0 +1,163 @@
+"""The `light-router` command of this room: serve, route, engine, bench.
+
+Knows arguments and terminals. Every decision it shows is made by `Router.route`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import uvicorn
+from rich.console import Console
+from rich.table import Table
+
+from serving.api.app import create_app
+from serving.api.route import answer_of, body_of, request_of
+from serving.assembly import build_router
+from serving.config import Config
+from serving.engine.command import supervise, vllm_command
+from serving.telemetry import Telemetry
+from serving.types import Decision, LightRouterError, RouteRequest
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+errors = Console(stderr=True)
+
+DEFAULT_PROFILE = Path("configs/cpu.yaml")
+ConfigOption = Annotated[Path, typer.Option("--config", help="Deployment profile (YAML).")]
+
+
+def fail(error: Exception | str, code: int = 1) -> NoReturn:
+    """Say what was wrong, without a traceback, and end."""
+    errors.print(f"[bold red]error:[/] {error}", highlight=False, markup=True)
+    raise typer.Exit(code)
+
+
+def load_config(path: Path) -> Config:
+    """The profile, or an error that names what is wrong in it."""
+    try:
+        return Config.load(path)
+    except ValueError as error:
+        fail(error, 2)
+
+
+@app.command()
+def serve(
+    config: ConfigOption = DEFAULT_PROFILE,
+    port: Annotated[int | None, typer.Option(help="Port; by default the profile's.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address; by default the profile's.")] = None,
+) -> None:
+    """Serve the API. /health/ready answers 200 once the model is warm and has made a decision."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    profile = load_config(config)
+    try:
+        service = create_app(profile, build_router(profile), Telemetry())
+    except ValueError as error:
+        fail(error, 2)
+    uvicorn.run(
+        service,
+        host=host or profile.server.host,
+        port=profile.server.port if port is None else port,
+        log_level="info",
+        access_log=False,
+        timeout_graceful_shutdown=int(profile.engine.timeout_s),
+    )
+
+
+@app.command()
+def route(
+    query: Annotated[str, typer.Argument(help="What the user wants.")],
+    tools: Annotated[Path, typer.Option(help="JSON list of tools, or catalogue lines.", exists=True, dir_okay=False)],
+    history: Annotated[
+        Path | None, typer.Option(help="JSON list of the messages so far.", exists=True, dir_okay=False)
+    ] = None,
+    config: ConfigOption = DEFAULT_PROFILE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as /v1/route would.")] = False,
+) -> None:
+    """Make one decision in this process."""
+    profile = load_config(config)
+    try:
+        body = body_of(query=query, candidates=read_items(tools), history=read_items(history) if history else None)
+        request, truncated = request_of(body)
+        decision = asyncio.run(_decide(profile, request))
+    except (LightRouterError, ValueError) as error:
+        fail(error)
+    answer = answer_of(decision, truncated, None)
+    if as_json:
+        typer.echo(answer.model_dump_json(indent=2))
+        return
+    table = Table("candidate", "probability", title=f"{decision.model}: {decision.timings_ms['total']:.0f} ms")
+    for ranked in decision.ranking:
+        table.add_row(ranked.candidate.id, f"{ranked.probability:.3f}")
+    table.add_row("none of these", f"{decision.none_probability:.3f}", style="dim")
+    console.print(table)
+    console.print(f"decision: [bold]{decision.chosen.candidate.id if decision.chosen else 'none of these'}[/]")
+
+
+def read_items(path: Path) -> list[object]:
+    """A JSON list, or JSON lines.
+
+    Raises:
+        ValueError: the file is neither; the message names it and the line.
+    """
+    text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        try:
+            items: list[object] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is no JSON list: {error}") from error
+        return items
+    items = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                items.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+    return items
+
+
+async def _decide(profile: Config, request: RouteRequest) -> Decision:
+    router = build_router(profile)
+    await router.start()
+    try:
+        return await router.route(request)
+    finally:
+        await router.close()
+
+
+@app.command()
+def engine(
+    config: ConfigOption,
+    run: Annotated[bool, typer.Option("--run", help="Start it and keep it running.")] = False,
+) -> None:
+    """Print the vLLM command of a profile, and with --run start and supervise it."""
+    profile = load_config(config)
+    try:
+        command = vllm_command(profile)
+    except ValueError as error:
+        fail(error, 2)
+    typer.echo(shlex.join(command))
+    if run:
+        raise typer.Exit(supervise(command))
+
+
+@app.command()
+def bench(
+    config: ConfigOption = DEFAULT_PROFILE,
+    output: Annotated[Path | None, typer.Option("--json", help="Write the numbers as JSON.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests of each shape, one after the other.", min=5)] = 30,
+) -> None:
+    """Measure a live server of this profile, and the engine against the bare model."""
+    from serving.bench import measure, report  # noqa: PLC0415  (torch)
+
+    numbers = asyncio.run(measure(load_config(config), config, requests))
+    console.print(report(numbers))
+    if output:
+        output.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

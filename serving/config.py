@@ -1,0 +1,158 @@
+"""One typed tree of configuration: a YAML profile, overridden by `LIGHT_ROUTER_*` environment variables.
+
+Nothing else in the project reads the environment. An unknown key is an error that names it.
+Nested keys are set from the environment with two underscores: `LIGHT_ROUTER_ENGINE__URL=http://...`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from prompts import Budget
+from prompts.template import Layout, Readout
+
+
+class Section(BaseModel):
+    """A branch of the tree: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Section):
+    """The language model and how it is asked.
+
+    Readout, layout, chat format and budget belong to the adapter: where `adapter` names one with a manifest, the
+    manifest's values are used and these are the bare model's.
+    """
+
+    name: str = "smollm2-135m-instruct"
+    path: str = ".models/smollm2-135m-instruct"
+    """Folder of the base model, or its name on a hub the engine can reach."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; by default `path`."""
+    adapter: str | None = None
+    """Folder of the LoRA adapter, or None for the bare model."""
+    chat: Literal["chatml", "qwen3"] = "chatml"
+    readout: Readout = "pointwise"
+    layout: Layout = "messages_first"
+    budget: Budget = Budget()
+
+    @property
+    def served_name(self) -> str:
+        """The name that answers carry, and vLLM knows: the adapter folder's where one is served, else `name`."""
+        return Path(self.adapter).name if self.adapter else self.name
+
+
+class EngineConfig(Section):
+    """Where and how the model runs."""
+
+    kind: Literal["local", "vllm"] = "local"
+    timeout_s: float = Field(default=30.0, gt=0)
+    """The longest one decision may wait for the engine."""
+    threads: int | None = Field(default=None, ge=1)
+    """Local: torch threads; by default one for each core."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    chunk_tokens: int = Field(default=512, ge=16)
+    """Local: tokens of one forward pass. Cancelled work stops at the next one."""
+    prefix_cache_mb: int = Field(default=256, ge=0)
+    """Local: memory for the keys and values of earlier prefixes."""
+    url: str = "http://127.0.0.1:8001"
+    """vLLM: where its server listens. It must not be reachable from outside: its own key guards only /v1."""
+    api_key: SecretStr | None = None
+    max_connections: int = Field(default=64, ge=1)
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """vLLM: how long to wait at start until its server has loaded the model."""
+    vllm_python: str | None = None
+    """vLLM: the interpreter that has it, such as `.venv-vllm/bin/python`; by default the `vllm` command is run."""
+    vllm: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """vLLM: further options of its command line, as `option-name: value`. They win over the project's own: true is
+    a bare flag, false its `--no-` form, null leaves the option to vLLM's default."""
+
+
+class PrefilterConfig(Section):
+    """How a long candidate list is bounded before the model reads it."""
+
+    method: Literal["fused", "bm25", "dense"] = "fused"
+    k: int = Field(default=10, ge=1)
+    """Candidates that reach the model. Lists no longer than this skip the prefilter."""
+    history_messages: int = Field(default=4, ge=0)
+    """How many messages before query and observation the search text holds."""
+    embedder: str = ".models/all-minilm-l6-v2"
+    cache_mb: int = Field(default=64, ge=1)
+    """Memory for embeddings of candidates, by content."""
+
+
+class ServerConfig(Section):
+    """The HTTP surface and its bounds."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: list[SecretStr] = Field(default_factory=list)
+    """Keys that callers may present as `Authorization: Bearer ...`; empty means that none is asked for."""
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
+    max_candidates: int = Field(default=10_000, ge=1)
+    max_messages: int = Field(default=2_000, ge=1)
+    max_concurrent: int = Field(default=64, ge=1)
+    """Decisions in progress or waiting for the engine; more are answered 429."""
+    canary_interval_s: float = Field(default=30.0, gt=0)
+    """How often the background decision behind /health/ready is made."""
+
+
+class Config(BaseSettings):
+    """The whole tree. Build it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LIGHT_ROUTER_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    prefilter: PrefilterConfig = PrefilterConfig()
+    server: ServerConfig = ServerConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file (which arrives as init values)."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _labels_hold_k(self) -> Config:
+        if self.model.readout == "listwise" and self.prefilter.k > 52:
+            raise ValueError(f"prefilter.k is {self.prefilter.k}, but a listwise readout has 52 labels")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> Config:
+        """Read a profile.
+
+        Raises:
+            ValueError: the file is missing, is no YAML mapping, or holds an unknown or invalid value; the message
+                names the file and every offending key.
+        """
+        values: Any = {}
+        if path is not None:
+            try:
+                values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+            except (OSError, yaml.YAMLError) as error:
+                raise ValueError(f"cannot read the profile {path}: {error}") from error
+            if not isinstance(values, dict):
+                raise ValueError(f"the profile {path} must be a mapping of sections, not a {type(values).__name__}")
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(map(str, fault['loc'])) or 'profile'}: {fault['msg']}" for fault in error.errors()
+            )
+            raise ValueError(f"the profile {path or '(defaults)'} is invalid: {faults}") from error

@@ -1,0 +1,1 @@
+"""Engines turn token ids into label log-probabilities. They know tokens only."""

@@ -1,0 +1,1 @@
+"""Bounds a candidate list of any size to the few that the model reads."""

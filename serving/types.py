@@ -1,0 +1,155 @@
+"""The values that walk through the one flow: RouteRequest in, Decision out; and every error a caller can meet.
+
+Knows messages and candidates from `prompts`. Does not know HTTP, models or files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prompts import Candidate, Message, ToolCall, Truncation
+
+__all__ = [
+    "BusyError",
+    "Candidate",
+    "Decision",
+    "EngineError",
+    "EngineTimeoutError",
+    "EngineUnavailableError",
+    "ForbiddenError",
+    "InvalidRequestError",
+    "LightRouterError",
+    "Message",
+    "NotFoundError",
+    "PrefilterReport",
+    "Ranked",
+    "RouteRequest",
+    "TooLargeError",
+    "ToolCall",
+    "Truncation",
+    "UnauthorizedError",
+]
+
+
+class LightRouterError(Exception):
+    """Base of every error that a caller may see. The message says what was wrong, where, and what would be right."""
+
+
+class InvalidRequestError(LightRouterError):
+    """The request itself is wrong. `where` is a path into it, such as `candidates[3].id`."""
+
+    def __init__(self, message: str, where: str | None = None) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class NotFoundError(LightRouterError):
+    """The model or catalogue that was named does not exist."""
+
+
+class UnauthorizedError(LightRouterError):
+    """No key, or an unknown one."""
+
+
+class ForbiddenError(LightRouterError):
+    """The key is known, but not for this."""
+
+
+class TooLargeError(LightRouterError):
+    """The request is larger than this server takes."""
+
+
+class BusyError(LightRouterError):
+    """The queue is full. `retry_after` is an estimate in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineError(LightRouterError):
+    """The engine failed."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine cannot be reached, or is not ready."""
+
+
+class EngineTimeoutError(EngineError):
+    """The engine did not answer before the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """One routing question, as every surface asks it.
+
+    Attributes:
+        messages: the conversation so far, oldest first, at least one.
+        candidates: what may be chosen; ids are unique. Empty means that only none can be the answer.
+        allow_none: whether "none of these" is an answer.
+        k: at most this many candidates reach the router; None takes the profile's number.
+        coverage: asks for a prediction set that holds a right candidate with this probability, in (0, 1).
+        ranking: whether more than the winner is wanted; an adapter that writes its choice answers faster without.
+        pinned: ids that always pass the prefilter.
+        cache_salt: keeps this caller's cached prefixes apart from others' (set by the server, never by a caller).
+        deadline: `time.monotonic()` value after which the answer is of no use; None for no deadline.
+    """
+
+    messages: tuple[Message, ...]
+    candidates: tuple[Candidate, ...]
+    allow_none: bool = True
+    k: int | None = None
+    coverage: float | None = None
+    ranking: bool = True
+    pinned: frozenset[str] = frozenset()
+    cache_salt: str = ""
+    deadline: float | None = None
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, never negative; None without one."""
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A candidate and its probability."""
+
+    candidate: Candidate
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilterReport:
+    """What the prefilter did: its method ("none" when all passed), candidates considered and kept."""
+
+    method: str
+    considered: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to a RouteRequest.
+
+    Attributes:
+        chosen: the winner, or None when none of the candidates fits.
+        none_probability: probability of "none of these"; 0 where it was not allowed.
+        ranking: every candidate that reached the router, most probable first; with `none_probability` the
+            probabilities sum to 1. Only the winner where `RouteRequest.ranking` was off and the readout is generate.
+        prediction_set: ids of the smallest set at the asked coverage, most probable first; None if not asked.
+        prompt_tokens: tokens of the prompt, the shared prefix counted once.
+        timings_ms: milliseconds by stage: prefilter (without embedding), embedding, prompt, engine, total.
+    """
+
+    chosen: Ranked | None
+    none_probability: float
+    ranking: Sequence[Ranked]
+    prediction_set: Sequence[str] | None
+    prefilter: PrefilterReport
+    truncated: Sequence[Truncation]
+    prompt_tokens: int
+    cached_tokens: int
+    model: str
+    timings_ms: dict[str, float] = field(default_factory=dict)
