@@ -98,7 +98,9 @@ def build_cases(recipe: CasesRecipe, root: Path, out: Path, embed: Embed) -> dic
     for name, source in recipe.sources.items():
         dataset = _read(source, root)
         foreign = indexes.of(source.foreign) if source.foreign else None
-        sampler = Sampler(indexes.of(source.catalogue or source.path), foreign, _companions(dataset), recipe.lists)
+        sampler = Sampler(
+            indexes.of(source.catalogue or source.path), foreign, _companions(dataset), source.lists or recipe.lists
+        )
         for side, chosen in _chosen(dataset, source, recipe).items():
             parts[side].append(list(_drawn(chosen, dataset, sampler, recipe, embed)))
         sources[name] = {
@@ -106,7 +108,7 @@ def build_cases(recipe: CasesRecipe, root: Path, out: Path, embed: Embed) -> dic
             "sha256": dict(dataset.sha256),
             **{side: len(part[-1]) for side, part in parts.items()},
         }
-    manifest: dict[str, Any] = {"recipe": recipe.model_dump(), "sources": sources, "files": {}}
+    manifest: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "sources": sources, "files": {}}
     for side, part in parts.items():
         file = out / f"{side}.jsonl.gz"
         write_cases(file, mixed(part, generator(recipe.seed, side)))
@@ -174,14 +176,14 @@ def _drawn(
     rngs = [generator(recipe.seed, case.source, case.case_id, variant) for case, variant in chosen]
     cases = [_asked(case, recipe, rng) for (case, _), rng in zip(chosen, rngs, strict=True)]
     texts = [search_text(case.messages) for case in cases]
-    for case, text, vector, rng in zip(cases, texts, embed(texts) if texts else (), rngs, strict=True):
+    vectors = embed(texts) if texts else ()
+    for case, text, vector, rng in zip(cases, texts, vectors, rngs, strict=True):
         listing = sampler.draw(case, text, vector, rng)
         messages, candidates = case.messages, listing.candidates
         if rng.random() < recipe.varied:
             messages, candidates = vary(messages, candidates, dataset.by_id, rng)
-        yield TrainingCase(
-            case.case_id, case.source, messages, tuple(map(_slim, candidates)), listing.targets, listing.none_weight
-        )
+        shown = tuple(map(_slim, candidates))
+        yield TrainingCase(case.case_id, case.source, messages, shown, listing.targets, listing.none_weight)
 
 
 def _asked(case: Case, recipe: CasesRecipe, rng: Generator) -> Case:

@@ -173,7 +173,11 @@ def _with_tool_names(line: Any) -> Any:
 
 def read_candidates(path: Path) -> tuple[Candidate, ...]:
     """The catalogue at `path`: a file, or a folder with `catalog.jsonl`. Raises as `read_catalogue`."""
-    return read_catalogue(_beside(path, "catalog.jsonl") if path.is_dir() else path)
+    return read_catalogue(_catalogue_file(path))
+
+
+def _catalogue_file(path: Path) -> Path:
+    return _beside(path, "catalog.jsonl") if path.is_dir() else path
 
 
 def read_dataset(folder: Path) -> Dataset:
@@ -254,7 +258,8 @@ def read_trajectories(path: Path, catalogue: Path) -> Dataset:
         for _, line, trajectory in read
         for case in _steps(line, trajectory, name, tuple(offered.get(line.group, ())))
     )
-    return Dataset(name, candidates, cases, {path.name: file_sha256(path)})
+    digests = {file.name: file_sha256(file) for file in (path, _catalogue_file(catalogue))}
+    return Dataset(name, candidates, cases, digests)
 
 
 def _steps(line: _TrajectoryLine, trajectory: str, source: str, servers: tuple[str, ...]) -> Iterator[Case]:

@@ -26,19 +26,24 @@ Embed = Callable[[Sequence[str]], Vectors]
 RRF_K = 60
 # Characters of a text that are embedded: the embedder reads 256 tokens, and most of them are in here.
 EMBEDDED_CHARACTERS = 600
+# Characters of one message that are searched for.
+SEARCHED_CHARACTERS = 300
+# Vectors computed between two saves.
 SAVE_EVERY = 2048
 # A word: capitals that end before a capitalised word, a word, or digits. `[^\W\d_]` is a letter of any script.
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 
 
 def search_text(messages: Sequence[Message], history_messages: int = 4) -> str:
-    """What a ranker searches for: the query, the observation, and the last messages before them."""
+    """What a ranker searches for: the query, then observation and history from the newest message to the oldest.
+
+    An embedder reads the beginning of a text, so what decides most stands first.
+    """
     query = query_position(messages)
-    tail = messages[-(history_messages + 1) :]
-    parts = [message.content for message in tail if message.content]
-    if query is not None:
-        parts = [messages[query].content, *(part for part in parts if part != messages[query].content)]
-    return "\n".join(parts)
+    first = len(messages) - 1 - history_messages
+    rest = [messages[i].content for i in range(len(messages) - 1, max(first, 0) - 1, -1) if i != query]
+    parts = rest if query is None else [messages[query].content, *rest]
+    return "\n".join(part[:SEARCHED_CHARACTERS] for part in parts if part)
 
 
 def words(text: str) -> list[str]:
@@ -49,6 +54,12 @@ def words(text: str) -> list[str]:
 def folded(text: str) -> str:
     """A name or description without case, white space and punctuation, for finding the same one twice."""
     return "".join(words(text))
+
+
+def cosines(vectors: Vectors, vector: Vectors) -> Vectors:
+    """Of every row with one unit vector. In one thread, so that the rounding does not depend on their number."""
+    product: Vectors = np.einsum("ij,j->i", vectors, vector)
+    return product
 
 
 class CachedEmbedder:
@@ -116,7 +127,7 @@ class CatalogueIndex:
 
     def ranking(self, text: str, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:
         """Positions of `pool`, best first: BM25 and cosine, fused by reciprocal rank."""
-        dense = self.vectors[pool] @ vector
+        dense = cosines(self.vectors[pool], vector)
         lexical = self._postings.get_scores(words(text))[pool]
         fused = sum(1.0 / (RRF_K + 1 + np.argsort(np.argsort(-scores, kind="stable"))) for scores in (dense, lexical))
         return pool[np.argsort(-np.asarray(fused), kind="stable")]

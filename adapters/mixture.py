@@ -46,6 +46,8 @@ class SourceRecipe(_Section):
     """A catalogue file that lends distractors."""
     dev_groups: tuple[str, ...] = ()
     """Groups, or the beginnings of their names, that are held out; otherwise the hash of the group decides."""
+    lists: ListSettings | None = None
+    """How its lists are drawn, where that differs from the recipe's `lists`."""
     variants: int = Field(default=1, ge=1)
     """How often one case may be used, each time with another list."""
 

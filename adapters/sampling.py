@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from adapters.datasets import Case
-from adapters.mining import CatalogueIndex, Vectors
+from adapters.mining import CatalogueIndex, Vectors, cosines
 from prompts import Candidate
 
 Positions = NDArray[np.intp]
@@ -44,10 +44,11 @@ class ListSettings(BaseModel):
     """Share of lists that are the source's own, where it has one."""
     few_servers: float = Field(default=0.5, ge=0, le=1)
     """Share of cases in which only some of the servers are connected."""
-    near_same_server: float = 0.93
-    """From this cosine on, a candidate of gold's server counts as another gold and is not a negative."""
-    near_elsewhere: float = 0.70
-    """The same for candidates of other servers: they may do just what gold does."""
+    near_same_server: float = 0.9
+    """From this cosine on, a candidate of gold's server (any, where servers have no names) may be as right as gold
+    and is no negative."""
+    near_elsewhere: float = 0.75
+    """The same for candidates of other servers, which more often do just what gold does."""
     foreign_far: float = 0.5
     """Candidates of a foreign catalogue must stay under this cosine to gold."""
     # Kinds of negatives of a mixed list.
@@ -148,7 +149,7 @@ class Sampler:
         never[[index.position[id_] for id_ in case.excluded if id_ in index.position]] = True
         for id_ in case.right:
             position = index.position[id_]
-            cosine = index.vectors @ index.vectors[position]
+            cosine = cosines(index.vectors, index.vectors[position])
             here = index.servers == index.servers[position]
             never |= np.where(here, cosine >= settings.near_same_server, cosine >= settings.near_elsewhere)
             never |= (index.names == index.names[position]) & (here | (cosine >= settings.foreign_far))
@@ -187,8 +188,9 @@ class Sampler:
             return []
         far = np.ones(len(self._foreign.candidates), dtype=bool)
         for id_ in case.right:
-            far &= self._foreign.vectors @ self._index.vectors[self._index.position[id_]] < self._settings.foreign_far
-        cosine = self._foreign.vectors @ vector
+            gold = self._index.vectors[self._index.position[id_]]
+            far &= cosines(self._foreign.vectors, gold) < self._settings.foreign_far
+        cosine = cosines(self._foreign.vectors, vector)
         if not case.right:  # nothing to compare with: only what is far from the query is safely wrong
             far &= cosine < self._settings.foreign_far / 2
         positions = np.flatnonzero(far)

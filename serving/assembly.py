@@ -5,12 +5,10 @@ Knows every part and their order; nothing else does. Does not load weights: that
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prompts import PromptTokenizer, Template
 from serving.config import Config
 from serving.engine.base import Engine
-from serving.prefilter.base import make_prefilter
+from serving.prefilter import Prefilter, make_prefilter
 from serving.router import Router
 
 
@@ -25,8 +23,8 @@ def build_engine(config: Config) -> Engine:
     return LocalEngine(config)
 
 
-def build_router(config: Config) -> Router:
-    """The profile's router, not started.
+def build_router(config: Config, prefilter: Prefilter | None = None) -> Router:
+    """The profile's router, not started; with another prefilter than its own where one is given.
 
     Raises:
         ValueError: the tokenizer is missing or does not fit the template.
@@ -41,8 +39,8 @@ def build_router(config: Config) -> Router:
     return Router(
         template=template,
         engine=build_engine(config),
-        prefilter=make_prefilter(config.prefilter),
+        prefilter=prefilter or make_prefilter(config.prefilter),
         base_model=config.model.name,
-        adapter=Path(config.model.adapter).name if config.model.adapter else None,
+        adapter=config.model.served_name if config.model.adapter else None,
         timeout_s=config.engine.timeout_s,
     )

@@ -18,12 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from serving.api.app import create_app
-from serving.api.route import answer_of, body_of, request_of
+from serving.api.route import RouteBody, answer_of, messages_of, request_of
 from serving.assembly import build_router
 from serving.config import Config
 from serving.engine.command import supervise, vllm_command
+from serving.router import Router
 from serving.telemetry import Telemetry
 from serving.types import Decision, LightRouterError, RouteRequest
+from serving.validation import parse_object
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -83,9 +85,11 @@ def route(
     """Make one decision in this process."""
     profile = load_config(config)
     try:
-        body = body_of(query=query, candidates=read_items(tools), history=read_items(history) if history else None)
-        request, truncated = request_of(body)
-        decision = asyncio.run(_decide(profile, request))
+        sent = {"query": query, "candidates": read_items(tools), "history": read_items(history) if history else []}
+        body = parse_object(RouteBody, json.dumps(sent))
+        messages, truncated = messages_of(body)
+        router = build_router(profile)
+        decision = asyncio.run(_decide(router, request_of(body, messages, router.max_k)))
     except (LightRouterError, ValueError) as error:
         fail(error)
     answer = answer_of(decision, truncated, None)
@@ -123,8 +127,7 @@ def read_items(path: Path) -> list[object]:
     return items
 
 
-async def _decide(profile: Config, request: RouteRequest) -> Decision:
-    router = build_router(profile)
+async def _decide(router: Router, request: RouteRequest) -> Decision:
     await router.start()
     try:
         return await router.route(request)

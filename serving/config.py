@@ -85,6 +85,8 @@ class PrefilterConfig(Section):
     embedder: str = ".models/all-minilm-l6-v2"
     cache_mb: int = Field(default=64, ge=1)
     """Memory for embeddings of candidates, by content."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads of the embedder; by default one for each core."""
 
 
 class ServerConfig(Section):

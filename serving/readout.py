@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from prompts import Prompt, Template
 from serving.engine.base import ChoiceRequest, Engine, ScoreRequest
 from serving.engine.trie import posterior_over_choices
+from serving.types import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ async def read(
     scores = await engine.score(ScoreRequest(prompt.prefix, prompt.continuations, prompt.labels, salt, deadline))
     logprobs = scores.logprobs
     values = logprobs[:, 0] - logprobs[:, 1] if template.readout == "pointwise" else logprobs[0]
+    if not np.isfinite(values).all():
+        raise EngineError("the engine answered with scores that are no finite numbers; its weights may be damaged")
     return Reading(values, scores.prompt_tokens, scores.cached_tokens)
 
 

@@ -28,6 +28,9 @@ class Router:
         template: how a question is worded; it belongs to the adapter.
         base_model: the base model's name.
         adapter: the adapter's name, or None where the bare model decides.
+        engine: the model's engine.
+        prefilter: what bounds the candidates before the model reads them.
+        calibration: how log-scores become probabilities; it belongs to the adapter.
     """
 
     def __init__(
@@ -42,11 +45,11 @@ class Router:
         timeout_s: float = 30.0,
     ) -> None:
         self.template = template
+        self.engine = engine
         self.base_model = base_model
         self.adapter = adapter
-        self._engine = engine
-        self._prefilter = prefilter
-        self._calibration = calibration or Calibration()
+        self.prefilter = prefilter
+        self.calibration = calibration or Calibration()
         self._timeout_s = timeout_s
 
     @property
@@ -61,11 +64,13 @@ class Router:
 
     async def start(self) -> None:
         """Load and warm up everything a decision needs."""
-        await asyncio.gather(self._engine.start(), self._prefilter.start())
+        # One after the other: transformers cannot load two models in two threads at once.
+        await self.engine.start()
+        await self.prefilter.start()
 
     async def close(self) -> None:
         """Stop work and give back what is held."""
-        await self._engine.close()
+        await asyncio.gather(self.engine.close(), self.prefilter.close())
 
     async def route(self, request: RouteRequest) -> Decision:
         """Decide which of the request's candidates acts next, or none.
@@ -81,13 +86,13 @@ class Router:
         if not request.candidates or (len(request.candidates) == 1 and not request.allow_none):
             return self._without_question(request, started)
 
-        kept = await self._prefilter.select(request)
+        kept = await self.prefilter.select(request)
         candidates = [request.candidates[position] for position in kept.positions]
         filtered = time.perf_counter()
         prompt = await asyncio.to_thread(self._ask, request, candidates)
         asked = time.perf_counter()
         reading = await read(
-            self._engine,
+            self.engine,
             self.template,
             prompt,
             salt=request.cache_salt,
@@ -125,7 +130,7 @@ class Router:
     def _decide(
         self, request: RouteRequest, kept: Kept, candidates: list[Candidate], prompt: Prompt, reading: Reading
     ) -> Decision:
-        posterior = self._calibration.probabilities(
+        posterior = self.calibration.probabilities(
             reading.scores, candidates=len(candidates), prefilter_scores=kept.scores
         )
         order = np.argsort(-posterior, kind="stable")
@@ -148,7 +153,7 @@ class Router:
     ) -> tuple[str, ...] | None:
         if request.coverage is None:
             return None
-        positions = prediction_set(posterior, self._calibration.set_threshold(request.coverage))
+        positions = prediction_set(posterior, self.calibration.set_threshold(request.coverage))
         return tuple(candidates[position].id for position in positions if position < len(candidates))
 
     def _without_question(self, request: RouteRequest, started: float) -> Decision:

@@ -44,7 +44,7 @@ class Telemetry:
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts, a shared prefix counted once.")
         self._cached_tokens = counter("cached_tokens", "Tokens of prompts that were not computed again.")
         self._none_answers = counter("none_answers", "Decisions that no candidate fits.")
-        self._decisions = counter("decisions", "Decisions made.")
+        self._decisions = counter("decisions", "Decisions made among candidates.")
         self._in_progress = Gauge(
             "light_router_decisions_in_progress", "Decisions being made or waiting.", registry=self.registry
         )
@@ -70,7 +70,9 @@ class Telemetry:
             yield
 
     def decision(self, decision: Decision) -> None:
-        """Count a decision and what it took."""
+        """Count a decision and what it took. Where there were no candidates nothing was decided."""
+        if not decision.prefilter.considered:
+            return
         self._decisions.inc()
         if decision.chosen is None:
             self._none_answers.inc()

@@ -52,3 +52,27 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(smollm2 / name, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer with random weights, and all-MiniLM-L6-v2's tokenizer and pooling."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    source = MODELS / "all-minilm-l6-v2"
+    folder = tmp_path_factory.mktemp("tiny-embedder") / "model"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=30522,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+    )
+    BertModel(config).save_pretrained(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text(encoding="utf-8").replace("384", "32"), encoding="utf-8")
+    return folder

@@ -141,7 +141,12 @@ class RouteAnswer(BaseModel):
     model: str
 
 
-def _messages(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]:
+def messages_of(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]:
+    """The conversation that the body holds, and its parts that are no text.
+
+    Raises:
+        InvalidRequestError: both `messages` and `query`, or neither.
+    """
     if body.messages is not None:
         if body.query is not None or body.history is not None:
             raise InvalidRequestError(
@@ -157,7 +162,12 @@ def _messages(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]:
     return (*history, Message("user", body.query)), truncated
 
 
-def _request(body: RouteBody, messages: tuple[Message, ...], max_k: int | None) -> RouteRequest:
+def request_of(body: RouteBody, messages: tuple[Message, ...], max_k: int | None) -> RouteRequest:
+    """The question that the body asks.
+
+    Raises:
+        InvalidRequestError: candidates or `k` are impossible.
+    """
     candidates = candidates_of(body.candidates)
     if not candidates and not body.allow_none:
         raise InvalidRequestError("there is nothing to choose: send candidates, or allow none", "candidates")
@@ -169,7 +179,8 @@ def _request(body: RouteBody, messages: tuple[Message, ...], max_k: int | None) 
     return RouteRequest(messages, candidates, allow_none=body.allow_none, k=k, coverage=body.coverage)
 
 
-def _answer(decision: Decision, truncated: list[Truncation], top: int | None) -> RouteAnswer:
+def answer_of(decision: Decision, truncated: list[Truncation], top: int | None) -> RouteAnswer:
+    """The decision in this surface's shape, its ranking cut to `top`."""
     chosen = decision.chosen
     answer = RouteAnswer(
         id=f"route-{uuid.uuid4().hex}",
@@ -212,9 +223,9 @@ def routes(service: Service) -> APIRouter:
         sent = await http.body()
         with service.admission.place():
             body = parse_object(RouteBody, sent)
-            messages, truncated = _messages(body)
-            decision = await service.decide(http, _request(body, messages, service.router.max_k))
-        answer = _answer(decision, truncated, body.top)
+            messages, truncated = messages_of(body)
+            decision = await service.decide(http, request_of(body, messages, service.router.max_k))
+        answer = answer_of(decision, truncated, body.top)
         return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
 
     return surface

@@ -31,7 +31,7 @@ class Service:
         telemetry.watch_ready(lambda: self.readiness.report().ready)
 
     async def decide(self, http: Request, request: RouteRequest) -> Decision:
-        """The router's decision, given up when the client leaves or `engine.timeout_s` has passed.
+        """The router's decision, given up when the client leaves.
 
         Raises:
             ClientDisconnect: the client left; the work has stopped.
@@ -40,14 +40,11 @@ class Service:
         self.readiness.require_started()
         self._check_size("messages", len(request.messages), self.config.server.max_messages)
         self._check_size("candidates", len(request.candidates), self.config.server.max_candidates)
-        request = replace(
-            request,
-            cache_salt=getattr(http.state, "cache_salt", ""),
-            deadline=time.monotonic() + self.config.engine.timeout_s,
-        )
+        request = replace(request, cache_salt=getattr(http.state, "cache_salt", ""))
         with self.telemetry.in_progress():
             decision = await while_connected(http, self.router.route(request))
-        self.readiness.decided()
+        if decision.prompt_tokens:  # a decision that asked no model tells nothing about it
+            self.readiness.decided()
         self.telemetry.decision(decision)
         return decision
 

@@ -26,6 +26,7 @@ from serving.types import EngineError, EngineTimeoutError, EngineUnavailableErro
 
 import torch  # isort: skip  (after packed, which sets how torch's threads wait)
 from transformers import AutoModelForCausalLM, PreTrainedModel  # isort: skip
+from transformers.utils import logging as transformers_logging  # isort: skip
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def load_model(path: str, dtype: torch.dtype, adapter: str | None = None) -> Pre
     """
     if not Path(path).is_dir() and path.startswith((".", "/")):
         raise EngineUnavailableError(f"there is no model folder {path}; run `make setup`, or set model.path")
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32 if adapter else dtype)
         if adapter:
@@ -96,12 +98,18 @@ class LocalEngine:
         self._closing = False
         self._thread: threading.Thread | None = None
         self.counters = Counters()
+        self.running = 0
+        """Jobs that the engine's thread has taken; `waiting` ones it has not seen yet."""
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that arrived during the running pass."""
+        return len(self._waiting)
 
     @property
     def model(self) -> str:
         """The adapter's name where one is served, else the base model's."""
-        adapter = self._config.model.adapter
-        return Path(adapter).name if adapter else self._config.model.name
+        return self._config.model.served_name
 
     @property
     def max_tokens(self) -> int:
@@ -187,6 +195,7 @@ class LocalEngine:
                 active += self._waiting
                 self._waiting.clear()
             active = [waiter for waiter in active if not self._dropped(waiter)]
+            self.running = len(active)
             if not active:
                 continue
             try:

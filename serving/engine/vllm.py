@@ -213,6 +213,7 @@ class VllmEngine:
         readout = self._config.model.readout
         if readout == "generate":
             await self._choose(ChoiceRequest(prefix, ["a", "b"], [[1], [2]], end_token=0), until)
+            await self._score(ScoreRequest(prefix, [[1], [2]], [1, 2, 3]), until)  # forks of the tree of choices
         elif readout == "listwise":
             await self._score(ScoreRequest(prefix, [[1]], list(range(self._config.prefilter.k + 1))), until)
         else:
@@ -320,7 +321,7 @@ class VllmEngine:
         except TimeoutError as error:
             raise EngineTimeoutError(f"vLLM did not answer {where} within {seconds:.3g} s") from error
         except httpx.TransportError as error:
-            raise EngineUnavailableError(f"vLLM cannot be reached at {where}: {error or error!r}") from error
+            raise EngineUnavailableError(f"vLLM cannot be reached at {where}: {error!r}") from error
         except httpx.HTTPError as error:
             raise EngineError(f"vLLM's answer to {where} cannot be read: {error}") from error
         if response.is_success:

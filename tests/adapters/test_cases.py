@@ -18,7 +18,7 @@ SOURCES = {
         "catalogue": "sets/tasks",
         "licence": "MIT",
         "train": 12,
-        "dev": 6,
+        "dev": 4,
         "answers": 4,
         "dev_groups": ["team_3/"],
     },
@@ -61,9 +61,9 @@ def test_a_recipe_gives_the_counts_it_asks_for(world):
     manifest, train, dev = built(world)
     assert {name: (source["train"], source["dev"]) for name, source in manifest["sources"].items()} == {
         "tasks": (60, 8),
-        "team": (16, 8),
+        "team": (16, 5),
     }
-    assert (len(train), len(dev)) == (76, 16)
+    assert (len(train), len(dev)) == (76, 13)
     assert manifest["sources"]["tasks"]["licence"] == "MIT"
     assert set(manifest["sources"]["tasks"]["sha256"]) == {"catalog.jsonl", "cases.jsonl"}
     assert json.loads((world / "out/manifest.json").read_text(encoding="utf-8")) == manifest

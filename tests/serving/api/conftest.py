@@ -28,11 +28,6 @@ from serving.types import PrefilterReport, RouteRequest
 WORD = re.compile(r"[a-z]{4,}")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
     """Bytes, the letters' words Yes and No, and ChatML's two control tokens."""

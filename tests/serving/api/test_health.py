@@ -199,6 +199,17 @@ async def test_ready_in_a_running_server(client: Any, server: Any) -> None:
     assert server.engine.started == 1
 
 
+async def test_an_answer_without_the_model_is_no_sign_of_life(client: Any, server: Any, tools: Any) -> None:
+    await server.service.readiness.check()
+    server.engine.failure = EngineUnavailableError("the engine is down")
+    await server.service.readiness.check()
+    assert (await client.post("/v1/route", json={"query": "x", "candidates": []})).status_code == 200
+    assert (await client.get("/health/ready")).status_code == 503
+    server.engine.failure = None
+    assert (await client.post("/v1/route", json={"query": "x", "candidates": tools})).status_code == 200
+    assert (await client.get("/health/ready")).status_code == 200
+
+
 async def test_shutdown_closes_the_engine(unstarted: Any) -> None:
     async with unstarted.app.router.lifespan_context(unstarted.app):
         await unstarted.service.readiness.started.wait()

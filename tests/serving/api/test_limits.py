@@ -84,6 +84,19 @@ def test_retry_after_is_how_long_places_are_held(monkeypatch: pytest.MonkeyPatch
     assert busy.value.retry_after == pytest.approx(7.0)
 
 
+async def test_a_client_may_leave_while_it_sends(url: str, server: Any) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/route HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+        while not server.metric("disconnects_total"):
+            await client.get(f"{url}/health/live")
+    assert server.metric("requests_total", surface="route", outcome="disconnected") == 1
+
+
 async def test_of_twenty_clients_five_leave(url: str, server: Any, tools: Any) -> None:
     """The first to arrive is being worked on, the others wait. It leaves, and so do four that wait."""
     server.engine.open.clear()

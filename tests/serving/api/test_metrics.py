@@ -13,8 +13,9 @@ async def test_decisions_are_counted(client: Any, server: Any, tools: Any) -> No
     await client.post("/v1/route", json={"query": "hello", "candidates": tools})
     chat = {"model": "base/words", "messages": [{"role": "user", "content": "weather"}], "tools": tools}
     await client.post("/v1/chat/completions", json=chat)
+    await client.post("/v1/chat/completions", json={**chat, "tool_choice": "none"})  # decides nothing
     assert server.metric("requests_total", surface="route", outcome="ok") == 2
-    assert server.metric("requests_total", surface="chat", outcome="ok") == 1
+    assert server.metric("requests_total", surface="chat", outcome="ok") == 2
     assert server.metric("decisions_total") == 3
     assert server.metric("none_answers_total") == 1
     assert server.metric("candidates_considered_sum") == server.metric("candidates_kept_sum") == 6

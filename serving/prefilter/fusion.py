@@ -1,0 +1,53 @@
+"""Reciprocal rank fusion of several rankings (Cormack, Clarke and Büttcher, SIGIR 2009). Knows only scores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.prefilter.base import Pool, Ranker, Ranking, SearchText
+
+# The paper's 60 was found on pools of a thousand documents a ranking. Here a candidate that one ranker puts first has
+# to outweigh those that both put in the middle; 5 to 10 measured best on five public pools and on trajectories.
+RANK_CONSTANT = 10
+
+
+def reciprocal_rank_fusion(rankings: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+    """Sum of 1 / (constant + rank) over rankings of the same candidates, each an array of scores (candidates,).
+
+    Equal scores share the best rank of them, so that the order in which candidates stand decides nothing. A score
+    of 0 or less is no place in a ranking.
+    """
+    fused = np.zeros(len(rankings[0]))
+    for scores in rankings:
+        ranks = 1 + np.searchsorted(np.sort(-scores), -scores)
+        fused += np.where(scores > 0, 1 / (RANK_CONSTANT + ranks), 0.0)
+    return fused
+
+
+class FusedRanker:
+    """Ranks by the fusion of other rankers."""
+
+    name = "fused"
+
+    def __init__(self, *rankers: Ranker) -> None:
+        self._rankers = rankers
+
+    async def start(self) -> None:
+        """Start all of them."""
+        await asyncio.gather(*(ranker.start() for ranker in self._rankers))
+
+    async def close(self) -> None:
+        """Close all of them."""
+        await asyncio.gather(*(ranker.close() for ranker in self._rankers))
+
+    async def rank(self, text: SearchText, pool: Pool) -> Ranking:
+        """See `Ranker.rank`."""
+        rankings = await asyncio.gather(*(ranker.rank(text, pool) for ranker in self._rankers))
+        return Ranking(
+            reciprocal_rank_fusion([ranking.scores for ranking in rankings]),
+            sum(ranking.embedding_ms for ranking in rankings),
+        )

@@ -1,0 +1,57 @@
+"""Numbers in, probabilities and sets out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.posterior import Calibration, prediction_set
+
+scores = st.lists(st.floats(-50, 50), min_size=1, max_size=30).map(np.array)
+
+
+@given(scores=scores, temperature=st.floats(0.1, 10), blend=st.floats(0, 5))
+def test_probabilities_sum_to_one_and_keep_the_order(scores: np.ndarray, temperature: float, blend: float) -> None:
+    plain = Calibration(temperature=temperature).probabilities(scores, candidates=len(scores))
+    assert plain.sum() == pytest.approx(1)
+    assert scores[np.argmax(plain)] == pytest.approx(scores.max(), abs=1e-6)
+    blended = Calibration(blend=blend).probabilities(
+        scores, candidates=len(scores), prefilter_scores=[1.0] * len(scores)
+    )
+    np.testing.assert_allclose(blended, Calibration().probabilities(scores, candidates=len(scores)), atol=1e-9)
+
+
+def test_the_none_bias_depends_on_the_number_of_candidates() -> None:
+    calibration = Calibration(none_bias=((1, 0.0), (5, 2.0), (20, 4.0)))
+    none = [
+        calibration.probabilities(np.zeros(count + 1), candidates=count)[-1] * (count + np.exp(bias))
+        for count, bias in ((4, 0.0), (5, 2.0), (19, 2.0), (20, 4.0))
+    ]
+    np.testing.assert_allclose(none, np.exp([0.0, 2.0, 2.0, 4.0]))
+
+
+def test_no_bias_where_none_is_not_allowed() -> None:
+    calibration = Calibration(none_bias=((1, 9.0),))
+    np.testing.assert_allclose(calibration.probabilities(np.zeros(4), candidates=4), [0.25] * 4)
+
+
+@given(scores=scores, coverage=st.floats(0.01, 0.99))
+def test_the_set_is_the_smallest_that_reaches_its_mass(scores: np.ndarray, coverage: float) -> None:
+    probabilities = Calibration().probabilities(scores, candidates=len(scores))
+    chosen = prediction_set(probabilities, coverage)
+    assert probabilities[chosen].sum() >= coverage - 1e-9
+    assert probabilities[chosen[:-1]].sum() < coverage
+    assert probabilities[chosen].min() >= max(np.delete(probabilities, chosen), default=0)
+
+
+def test_thresholds_are_taken_from_the_next_higher_fitted_coverage() -> None:
+    calibration = Calibration(conformal=((0.8, 0.7), (0.9, 0.85)))
+    assert calibration.set_threshold(0.8) == 0.7
+    assert calibration.set_threshold(0.85) == 0.85
+    assert calibration.set_threshold(0.95) == 0.95  # beyond what was fitted: the model's word
+    assert Calibration().set_threshold(0.5) == 0.5
+
+
+def test_an_unknown_constant_is_refused() -> None:
+    with pytest.raises(ValueError, match="temprature"):
+        Calibration.model_validate({"temprature": 2})
