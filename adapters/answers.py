@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 import prompts
 import serving
 from adapters.questions import Question
+
+Kind = Literal["router", "chat", "retrieval", "rule"]
+"""What sort of method answered; it decides which experiments make sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,14 @@ _LINE = TypeAdapter(Answer)
 
 
 def code_digest() -> str:
-    """Of the source that answers questions: an answer of other code is no answer of this one."""
+    """Of the source that words, ranks and scores: an answer of other code is no answer of this one."""
     digest = hashlib.blake2b(digest_size=12)
-    for package in (prompts, serving):
-        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
+    folder = Path(str(serving.__file__)).parent
+    flow = [folder / f"{name}.py" for name in ("assembly", "posterior", "readout", "router")]
+    for part in (Path(str(prompts.__file__)).parent, folder / "engine", folder / "prefilter"):
+        flow += sorted(part.rglob("*.py"))
+    for path in flow:
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -80,11 +86,8 @@ class AnswerStore:
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        self._file.truncate(whole)  # what an interruption has cut is asked again
+        text = path.read_bytes() if path.exists() else b""
+        whole = text.rfind(b"\n") + 1  # what an interruption has cut is asked again
         for number, line in enumerate(text[:whole].splitlines(), start=1):
             try:
                 answer = _LINE.validate_json(line)
@@ -94,6 +97,8 @@ class AnswerStore:
                     "delete the file to ask everything again"
                 ) from error
             self._answers[answer.key] = answer
+        self._file = path.open("ab")
+        self._file.truncate(whole)
 
     def get(self, key: str) -> Answer | None:
         """What was answered, or None."""

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from numpy.random import Generator
 
-from adapters.mining import words
 from prompts import Candidate, Message, ToolCall
 from prompts.question import query_position
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
+# A word of a name: capitals that end before a capitalised word, a word, or digits; `[^\W\d_]` is any letter.
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 # Registries append their own id to a server's name: "Exa Search [0001]".
 _BRACKETS = re.compile(r"\s*\[[^\]]*\]\s*$")
 
@@ -28,6 +29,11 @@ _STYLES: tuple[Style, ...] = (
     lambda parts: parts[0] + "".join(map(str.capitalize, parts[1:])),
     lambda parts: "".join(map(str.capitalize, parts)),
 )
+
+
+def words(name: str) -> list[str]:
+    """Lower-case words of an identifier, split at case changes, digits and punctuation."""
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def vary(

@@ -29,10 +29,11 @@ from adapters.datasets import (
     read_trajectories,
     without_history,
 )
-from adapters.mining import CatalogueIndex, Embed, search_text
+from adapters.mining import CatalogueIndex, Embed
 from adapters.mixture import CasesRecipe, Side, SourceRecipe, choose, generator, mixed, refuse_report_sets, side_of
 from adapters.sampling import Sampler
 from prompts import Candidate, Message, Template
+from serving.prefilter.base import search_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +176,8 @@ def _drawn(
 ) -> Iterator[TrainingCase]:
     rngs = [generator(recipe.seed, case.source, case.case_id, variant) for case, variant in chosen]
     cases = [_asked(case, recipe, rng) for (case, _), rng in zip(chosen, rngs, strict=True)]
-    texts = [search_text(case.messages) for case in cases]
-    vectors = embed(texts) if texts else ()
+    texts = [search_text(case.messages, recipe.history_messages) for case in cases]
+    vectors = embed([text.text for text in texts]) if texts else ()
     for case, text, vector, rng in zip(cases, texts, vectors, rngs, strict=True):
         listing = sampler.draw(case, text, vector, rng)
         messages, candidates = case.messages, listing.candidates

@@ -13,12 +13,11 @@ from typing import Any
 
 import httpx
 
-from adapters.answers import Answer
-from adapters.methods import Kind, retrieve
+from adapters.answers import Answer, Kind
 from adapters.questions import Question
+from adapters.retrieval import Retriever
 from prompts import Message
 from serving.catalog.names import NAME_CHARACTERS, surface_names
-from serving.prefilter.base import Prefilter
 from serving.types import Candidate, EngineError, RouteRequest
 
 _INSTRUCTION = (
@@ -43,7 +42,7 @@ class ChatModel:
     def __init__(
         self,
         name: str,
-        prefilter: Prefilter,
+        retriever: Retriever,
         *,
         api_key: str = "unused",
         transport: httpx.AsyncBaseTransport | None = None,
@@ -54,7 +53,7 @@ class ChatModel:
         self.name = name
         self.fingerprint = name
         self._model = model
-        self._prefilter = prefilter
+        self._retriever = retriever
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._transport = transport
@@ -67,8 +66,10 @@ class ChatModel:
         """
         messages = question.case.messages
         request = RouteRequest(messages, question.pool.candidates, k=question.k, pinned=question.pinned)
+        await self._retriever.warm(question)
         started = time.perf_counter()
-        kept = [question.pool.candidates[position] for position in (await self._prefilter.select(request)).positions]
+        passed = await self._retriever.prefilter.select(request)
+        kept = [question.pool.candidates[position] for position in passed.positions]
         names = surface_names(kept)
         body = {
             "model": self._model,
@@ -81,13 +82,9 @@ class ChatModel:
         chosen = next((c.id for c, name in zip(kept, names, strict=True) if name == called), None)
         ms = (time.perf_counter() - started) * 1e3
         ranking = sorted((candidate.id for candidate in kept), key=lambda id_: id_ != chosen)
-        if question.condition == "main" and len(kept) < len(question.pool.candidates):
-            retrieved = await retrieve(self._prefilter, messages, question)
-            rest = (question.pool.candidates[position].id for position in retrieved.positions)
-            ranking += [id_ for id_ in rest if id_ not in ranking]
         return Answer(
             key,
-            tuple(ranking),
+            await self._retriever.behind(ranking, messages, question),
             kept=len(kept),
             none_probability=float(chosen is None),
             chosen=chosen,

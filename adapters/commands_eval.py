@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_config
@@ -16,33 +19,35 @@ from serving.types import LightRouterError
 
 if TYPE_CHECKING:
     from adapters.evaluate import Settings
+    from adapters.methods import Parts
     from adapters.questions import EvaluationSet
-    from serving.config import Config
 
+DEFAULT_METHODS = "router,bm25,dense,fused"
+SWEEP = (10, 20, 30, 40, 50, 100, None)
 # A file or pipe has no width of its own.
 _FILE_WIDTH = 150
-_SWEEP = "10,20,30,40,50,100,all"
 
 
 def evaluate(
     data: Annotated[Path, typer.Option(help="Folder of data sets.", exists=True, file_okay=False)],
-    sets: Annotated[str, typer.Option(help="Sets of DATA, by comma; or TRAJECTORIES=CATALOGUE; or a training file.")],
-    methods: Annotated[str, typer.Option(help="By comma: router, router-no-history, base, bm25, dense, fused, each of "
-                       "these three with -query, repeat-last, openai:MODEL@URL.")] = "router,bm25,dense,fused",
+    sets: Annotated[str, typer.Option(help="Sets of DATA, by comma; or TRAJECTORIES=CATALOGUE; or training cases.")],
+    methods: Annotated[str, typer.Option(help="By comma: router, router-no-history, router-no-blend, base, bm25, "
+                       "dense, fused, these three with -query, repeat-last, openai:MODEL@URL.")] = DEFAULT_METHODS,
     k: Annotated[int, typer.Option(help="Candidates that reach the model.", min=1)] = 10,
     splits: Annotated[str, typer.Option(help="Only cases of these splits, by comma.")] = "",
     limit: Annotated[int | None, typer.Option(help="At most so many cases of each set.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Draws cases, lists, orders and bootstrap samples.")] = 0,
-    enrichment: Annotated[Path | None, typer.Option(help="Generated queries for the index.", exists=True)] = None,
-    output: Annotated[Path | None, typer.Option("--json", help="Write the report; answers are kept beside it, and a "
-                      "run that was interrupted continues.")] = None,
+    enrichment: Annotated[Path | None, typer.Option(help="Generated queries for the search.", exists=True)] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="Write the report; answers are kept beside it, so that "
+                      "an interrupted run continues.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
     config: ConfigOption = DEFAULT_PROFILE,
-    pool: Annotated[str, typer.Option(help="clean (gold's own servers), multi (all), mutation or external (all, and "
-                    "--add).")] = "multi",
+    pool: Annotated[Literal["clean", "multi", "mutation", "external"], typer.Option(
+                    help="clean: gold's own servers; multi: all; mutation, external: all, and --add.")] = "multi",
     add: Annotated[Path | None, typer.Option(help="Catalogue whose candidates are added.", exists=True)] = None,
-    sweep_k: Annotated[bool, typer.Option(help=f"Selection among K candidates, K in {_SWEEP}.")] = False,
+    sweep_k: Annotated[bool, typer.Option(help="Selection among K candidates: "
+                       f"{', '.join(str(size or 'all') for size in SWEEP)}.")] = False,
     repeat: Annotated[int, typer.Option(help="Answers drawn at temperature 1.", min=0)] = 0,
     abstention: Annotated[bool, typer.Option(help="Ask with gold surely on offer, and without it.")] = False,
     order: Annotated[int, typer.Option(help="Orders in which each kept list is shown again.", min=0)] = 0,
@@ -51,35 +56,43 @@ def evaluate(
     api_key_file: Annotated[Path | None, typer.Option(help="Key for openai: methods.", exists=True)] = None,
 ) -> None:  # fmt: skip
     """Measure how well methods route, beside each other, on the same cases."""
-    from adapters.evaluate import Settings  # noqa: PLC0415  (scikit-learn, ir-measures)
-    from adapters.questions import PoolKind, read_extra, read_set  # noqa: PLC0415
+    # scikit-learn and ir-measures: seconds to import, and not there without the extra `train`.
+    from adapters.chat_method import ChatModel  # noqa: PLC0415
+    from adapters.evaluate import Settings  # noqa: PLC0415
+    from adapters.methods import Parts  # noqa: PLC0415
+    from adapters.questions import read_extra, read_set  # noqa: PLC0415
+    from adapters.retrieval import read_enrichment  # noqa: PLC0415
 
-    if pool not in get_args(PoolKind):
-        fail(f"--pool is {pool!r}; it must be one of {', '.join(get_args(PoolKind))}", 2)
     if (pool in {"mutation", "external"}) != (add is not None):
-        fail("--add names the candidates of --pool mutation and --pool external, and of no other pool", 2)
+        fail("--add names the candidates of --pool mutation and --pool external, and goes with no other pool", 2)
     asked = Settings(
         k=k,
         seed=seed,
         repeat=repeat,
         abstention=abstention,
         shuffles=order,
-        sweep=tuple(None if size == "all" else int(size) for size in _SWEEP.split(",")) if sweep_k else (),
+        sweep=SWEEP if sweep_k else (),
         concurrency=concurrency,
     )
+    api_key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else "unused"
     try:
         extra = read_extra(add)
         chosen = [
             read_set(data, name, splits=_listed(splits), limit=limit, seed=seed, kind=pool, extra=extra)
             for name in _listed(sets)
         ]
-        report = asyncio.run(_report(load_config(config), chosen, _listed(methods), asked, output, _key(api_key_file)))
-        report["overlap"] = _overlap(chosen, audit or (), enrichment)
+        queries = read_enrichment(enrichment) if enrichment else {}
+        parts = Parts(
+            load_config(config),
+            queries=queries,
+            make_chat=lambda name, retriever: ChatModel(name, retriever, api_key=api_key),
+        )
+        report = asyncio.run(_measured(parts, chosen, _listed(methods), asked, output))
+        report["overlap"] = _audited(chosen, audit or (), queries)
     except (LightRouterError, ValueError) as error:
         fail(error)
-    report["settings"] = {
-        "data": str(data), "profile": str(config), "pool": pool, "limit": limit, **asked.model_dump()
-    }  # fmt: skip
+    said = {"data": str(data), "profile": str(config), "pool": pool, "add": str(add or ""), "limit": limit}
+    report["settings"] = {**said, "enrichment": str(enrichment or ""), **asked.model_dump()}
     _show(report, output, markdown, plots)
 
 
@@ -87,19 +100,12 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _key(path: Path | None) -> str:
-    return path.read_text(encoding="utf-8").strip() if path else "unused"
-
-
-async def _report(
-    profile: Config, sets: list[EvaluationSet], names: list[str], asked: Settings, output: Path | None, api_key: str
+async def _measured(
+    parts: Parts, sets: list[EvaluationSet], names: list[str], asked: Settings, output: Path | None
 ) -> dict[str, Any]:
     from adapters.answers import AnswerStore  # noqa: PLC0415
-    from adapters.chat_method import ChatModel  # noqa: PLC0415
     from adapters.evaluate import evaluate as run  # noqa: PLC0415
-    from adapters.methods import Parts  # noqa: PLC0415
 
-    parts = Parts(profile, lambda name, prefilter: ChatModel(name, prefilter, api_key=api_key))
     methods = [parts.method(name) for name in names]
     store = AnswerStore(output.with_suffix(".answers.jsonl") if output else None)
     try:
@@ -117,14 +123,14 @@ async def _report(
         await parts.close()
 
 
-def _overlap(sets: list[EvaluationSet], training: Iterable[Path], enrichment: Path | None) -> list[dict[str, Any]]:
-    from adapters.overlap import audit, enrichment_texts, training_texts  # noqa: PLC0415
+def _audited(
+    sets: list[EvaluationSet], training: Iterable[Path], queries: Mapping[str, tuple[str, ...]]
+) -> list[dict[str, Any]]:
+    from adapters.overlap import audit, training_texts  # noqa: PLC0415
 
-    sources: dict[str, Callable[[], Iterable[str]]] = {
-        str(path): lambda path=path: training_texts(path) for path in training
-    }
-    if enrichment:
-        sources[str(enrichment)] = lambda: enrichment_texts(enrichment)
+    sources: dict[str, Callable[[], Iterable[str]]] = {path.name: partial(training_texts, path) for path in training}
+    if queries:
+        sources["enrichment"] = lambda: chain.from_iterable(queries.values())
     return audit(sets, sources)
 
 
@@ -132,14 +138,15 @@ def _show(report: dict[str, Any], output: Path | None, markdown_file: Path | Non
     from adapters.report import markdown, sections, terminal  # noqa: PLC0415
 
     tables = sections(report)
+    screen = console if console.is_terminal else Console(width=_FILE_WIDTH)
     for table in tables:
-        console.print(terminal(table), width=console.width if console.is_terminal else _FILE_WIDTH)
+        screen.print(terminal(table))
     if output:
-        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if markdown_file:
         markdown_file.write_text(markdown("Evaluation", tables), encoding="utf-8")
     if plots:
-        from adapters.plots import draw  # noqa: PLC0415
+        from adapters.plots import draw  # noqa: PLC0415  (matplotlib)
 
         for file in draw(report, plots):
-            console.print(f"wrote {file}")
+            screen.print(f"wrote {file}")

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from adapters import behaviour, scores
-from adapters.answers import Answer, AnswerStore, answer_key, code_digest
-from adapters.methods import Kind, Method
+from adapters.answers import Answer, AnswerStore, Kind, answer_key, code_digest
+from adapters.methods import Method
 from adapters.questions import EvaluationSet, Question, abstention_pair, shuffles, single, sweep
 from adapters.scores import Asked
 

@@ -6,31 +6,32 @@ know what is right.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from adapters.answers import COVERAGE, RANKING_DEPTH, Answer
+from adapters.answers import COVERAGE, Answer, Kind
 from adapters.datasets import file_sha256, without_history
 from adapters.questions import Question
+from adapters.retrieval import EnrichedPrefilter, Retriever
 from prompts import Message
 from prompts.question import query_position
 from serving.assembly import build_engine, build_router
 from serving.config import Config
-from serving.prefilter.base import Prefilter, make_prefilter
+from serving.engine.base import Engine
+from serving.prefilter import RANKERS, Prefilter
+from serving.prefilter.base import Ranker, RankingPrefilter
+from serving.prefilter.fusion import FusedRanker
 from serving.router import Router
 from serving.types import InvalidRequestError, RouteRequest
 
 # A question over a whole catalogue may take a small machine minutes; an evaluation waits for it.
 PATIENCE_S = 1800.0
 
-Kind = Literal["router", "chat", "retrieval", "rule"]
 RETRIEVAL = ("bm25", "dense", "fused")
 Shown = Callable[[Question], Sequence[Message]]
 """What of the conversation a method sees."""
@@ -46,14 +47,6 @@ class Method(Protocol):
     async def answer(self, question: Question, key: str) -> Answer | None:
         """One answer; None where the method cannot be asked this."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """A retriever's ranking of a pool: positions, best first, at most RANKING_DEPTH, and the best one's score."""
-
-    positions: tuple[int, ...]
-    score: float
 
 
 def whole_conversation(question: Question) -> tuple[Message, ...]:
@@ -72,38 +65,24 @@ def query_only(question: Question) -> tuple[Message, ...]:
     return (question.case.messages[-1 if position is None else position],)
 
 
-async def retrieve(prefilter: Prefilter, messages: Sequence[Message], question: Question) -> Retrieved:
-    """Rank the pool with a prefilter, whatever its length: the prefilter passes short lists on as they are, so it is
-    asked for one candidate less than there are."""
-    candidates = question.pool.candidates
-    depth = min(RANKING_DEPTH, len(candidates) - 1)
-    if depth < 1:
-        return Retrieved(tuple(range(len(candidates))), 0.0)
-    kept = await prefilter.select(RouteRequest(tuple(messages), candidates, k=depth))
-    positions = tuple(kept.positions)
-    if len(candidates) <= RANKING_DEPTH:
-        positions += tuple(set(range(len(candidates))) - set(positions))
-    return Retrieved(positions, float(kept.scores[0]))
-
-
 class Retrieval:
     """A prefilter as a method."""
 
     kind: Kind = "retrieval"
 
-    def __init__(self, name: str, prefilter: Prefilter, shown: Shown, settings: Any) -> None:
+    def __init__(self, name: str, retriever: Retriever, shown: Shown, settings: Any) -> None:
         self.name = name
         self.fingerprint = _digest(name, settings)
-        self._prefilter = prefilter
+        self._retriever = retriever
         self._shown = shown
 
     async def answer(self, question: Question, key: str) -> Answer:
         """The ranking; its first is chosen."""
+        await self._retriever.warm(question)
         started = time.perf_counter()
-        retrieved = await retrieve(self._prefilter, self._shown(question), question)
+        retrieved = await self._retriever.rank(self._shown(question), question)
         ms = (time.perf_counter() - started) * 1e3
-        ranking = tuple(question.pool.candidates[position].id for position in retrieved.positions)
-        return Answer(key, ranking, chosen=ranking[0] if ranking else None, score=retrieved.score, ms=ms)
+        return Answer(key, retrieved.ids, chosen=next(iter(retrieved.ids), None), score=retrieved.score, ms=ms)
 
 
 class RepeatLast:
@@ -126,17 +105,19 @@ class Routed:
 
     kind: Kind = "router"
 
-    def __init__(self, name: str, router: Router, shown: Shown, settings: Any) -> None:
+    def __init__(self, name: str, router: Router, retriever: Retriever, shown: Shown, settings: Any) -> None:
         self.name = name
+        self._retriever = retriever
         self.fingerprint = _digest(name, settings, router.template.fingerprint(), router.calibration.model_dump())
-        self._router = router
+        self.router = router
         self._shown = shown
 
     async def answer(self, question: Question, key: str) -> Answer | None:
         """`Router.route`'s decision."""
-        router, messages = self._router, tuple(self._shown(question))
+        router, messages = self.router, tuple(self._shown(question))
         if router.max_k is not None and question.k > router.max_k:
             return None
+        await self._retriever.warm(question)
         request = RouteRequest(
             messages,
             question.pool.candidates,
@@ -152,17 +133,12 @@ class Routed:
                 raise
             return None  # more than one prompt can hold
         kept = tuple(ranked.candidate.id for ranked in decision.ranking)
-        ranking = kept
-        if question.condition == "main" and len(kept) < len(question.pool.candidates):
-            retrieved = await retrieve(router.prefilter, messages, question)
-            rest = (question.pool.candidates[position].id for position in retrieved.positions)
-            ranking = (*kept, *(id_ for id_ in rest if id_ not in kept))
         probabilities = tuple(ranked.probability for ranked in decision.ranking)
         chosen = decision.prediction_set or ()
         mass = sum(p for id_, p in zip(kept, probabilities, strict=True) if id_ in chosen)
         return Answer(
             key,
-            ranking[: max(RANKING_DEPTH, len(kept))],
+            await self._retriever.behind(kept, messages, question),
             kept=len(kept),
             probabilities=probabilities,
             none_probability=decision.none_probability,
@@ -176,18 +152,25 @@ class Routed:
 
 
 class Parts:
-    """Routers and prefilters that methods share, made when first asked for. Nothing is loaded before `start`."""
+    """Routers and retrievers that methods share, made when first asked for. Nothing is loaded before `start`."""
 
-    def __init__(self, config: Config, make_chat: Callable[[str, Prefilter], Method]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        queries: Mapping[str, Sequence[str]] | None = None,
+        make_chat: Callable[[str, Retriever], Method],
+    ) -> None:
         self.config = config
-        self._prefilters: dict[str, Prefilter] = {}
-        self._routers: list[Router] = []
+        self._queries = queries or {}
         self._make_chat = make_chat
+        self._retrievers: dict[str, Retriever] = {}
+        self._routers: list[Router] = []
 
     @cached_property
     def router(self) -> Router:
         """The profile's router."""
-        self._routers.append(build_router(self.config, self.prefilter(self.config.prefilter.method)))
+        self._routers.append(build_router(self.config, self.own_retriever.prefilter))
         return self._routers[-1]
 
     @cached_property
@@ -203,11 +186,39 @@ class Parts:
         )
         return self._routers[-1]
 
-    def prefilter(self, method: str) -> Prefilter:
-        """The profile's prefilter with another ranking method."""
-        if method not in self._prefilters:
-            self._prefilters[method] = make_prefilter(self.config.prefilter.model_copy(update={"method": method}))
-        return self._prefilters[method]
+    @cached_property
+    def unblended(self) -> Router:
+        """The profile's router without the prefilter's score in its posterior."""
+        router = self.router
+        return Router(
+            template=router.template,
+            engine=router.engine,
+            prefilter=router.prefilter,
+            base_model=router.base_model,
+            adapter=router.adapter,
+            calibration=router.calibration.model_copy(update={"blend": 0.0}),
+        )
+
+    @property
+    def own_retriever(self) -> Retriever:
+        """The profile's own ranking method."""
+        return self.retriever(self.config.prefilter.method)
+
+    def retriever(self, method: str) -> Retriever:
+        """The profile's prefilter with this ranking method."""
+        if method not in self._retrievers:
+            prefilter: Prefilter = RankingPrefilter(self._rankers[method], self.config.prefilter)
+            if self._queries:
+                prefilter = EnrichedPrefilter(prefilter, self._queries)
+            self._retrievers[method] = Retriever(prefilter)
+        return self._retrievers[method]
+
+    @cached_property
+    def _rankers(self) -> Mapping[str, Ranker]:
+        """The methods of RETRIEVAL. They share an embedder and its vectors: a pool is embedded once."""
+        settings = self.config.prefilter
+        lexical, dense = RANKERS["bm25"](settings), RANKERS["dense"](settings)
+        return {"bm25": lexical, "dense": dense, "fused": FusedRanker(lexical, dense)}
 
     def settings(self) -> Any:
         """What an answer depends on beside the code: the profile and the adapter's weights."""
@@ -218,7 +229,7 @@ class Parts:
 
     def retrieval(self) -> Any:
         """What a ranking depends on beside the code."""
-        return self.config.prefilter.model_dump(mode="json")
+        return [self.config.prefilter.model_dump(mode="json"), dict(self._queries)]
 
     def method(self, name: str) -> Method:
         """A method by its name on the command line.
@@ -227,34 +238,43 @@ class Parts:
             ValueError: there is none of this name.
         """
         if name.startswith("openai:"):
-            return self._make_chat(name, self.prefilter(self.config.prefilter.method))
+            return self._make_chat(name, self.own_retriever)
         if name not in METHODS:
             raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)} and openai:MODEL@URL")
         return METHODS[name](name, self)
 
     async def start(self) -> None:
         """Load every part that a method made so far needs."""
-        await asyncio.gather(*(prefilter.start() for prefilter in self._prefilters.values()))
-        await asyncio.gather(*(router.engine.start() for router in self._routers))
+        # One after the other: transformers cannot load two models in two threads at once.
+        for part in self._parts():
+            await part.start()
 
     async def close(self) -> None:
-        """Stop the engines."""
-        for router in self._routers:
-            await router.close()
+        """Give back what was loaded."""
+        for part in self._parts():
+            await part.close()
+
+    def _parts(self) -> Sequence[Ranker | Engine]:
+        # The fused ranker is the others, which are started once.
+        methods = {"bm25", "dense"} if "fused" in self._retrievers else set(self._retrievers)
+        return [*(self._rankers[method] for method in methods), *(router.engine for router in self._routers)]
 
 
-def _router(shown: Shown, bare: bool = False) -> Callable[[str, Parts], Method]:
-    return lambda name, parts: Routed(name, parts.base if bare else parts.router, shown, parts.settings())
+def _router(
+    shown: Shown = whole_conversation, which: Callable[[Parts], Router] = lambda parts: parts.router
+) -> Callable[[str, Parts], Method]:
+    return lambda name, parts: Routed(name, which(parts), parts.own_retriever, shown, parts.settings())
 
 
 def _retrieval(method: str, shown: Shown) -> Callable[[str, Parts], Method]:
-    return lambda name, parts: Retrieval(name, parts.prefilter(method), shown, parts.retrieval())
+    return lambda name, parts: Retrieval(name, parts.retriever(method), shown, parts.retrieval())
 
 
 METHODS: Mapping[str, Callable[[str, Parts], Method]] = {
-    "router": _router(whole_conversation),
+    "router": _router(),
     "router-no-history": _router(no_history),
-    "base": _router(whole_conversation, bare=True),
+    "router-no-blend": _router(which=lambda parts: parts.unblended),
+    "base": _router(which=lambda parts: parts.base),
     **{method: _retrieval(method, whole_conversation) for method in RETRIEVAL},
     **{f"{method}-query": _retrieval(method, query_only) for method in RETRIEVAL},
     "repeat-last": lambda name, parts: RepeatLast(),

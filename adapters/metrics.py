@@ -6,7 +6,7 @@ metrics come from ir-measures (trec_eval), AUROC and Brier score from scikit-lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ir_measures
@@ -28,8 +28,6 @@ _MEASURES = {
 RANKING_METRICS = (*_MEASURES, "full@10")
 
 BOOTSTRAP_SAMPLES = 2000
-# An interval of an AUROC sorts the scores again for each sample.
-AUROC_SAMPLES = 400
 # Resamples drawn at once: bounds the memory of sets with ten thousand groups.
 _SAMPLES_AT_ONCE = 200
 # Bins of a reliability diagram and of the ECE, of equal width (Guo et al. 2017 use 15).
@@ -75,12 +73,14 @@ def resampled_means(values: Floats, groups: Sequence[str], seed: int) -> Floats:
     sums = np.zeros((codes.max() + 1, values.shape[1]))
     np.add.at(sums, codes, values)
     sizes = np.bincount(codes).astype(np.float64)
+    return np.concatenate([drawn @ sums / (drawn @ sizes)[:, None] for drawn in _draws(len(sizes), seed)])
+
+
+def _draws(groups: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """How often each group stands in each bootstrap sample: arrays (samples, groups), BOOTSTRAP_SAMPLES in all."""
     rng = np.random.default_rng(seed)
-    means = []
     for _ in range(BOOTSTRAP_SAMPLES // _SAMPLES_AT_ONCE):
-        drawn = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=_SAMPLES_AT_ONCE)
-        means.append(drawn @ sums / (drawn @ sizes)[:, None])
-    return np.concatenate(means)
+        yield rng.multinomial(groups, np.full(groups, 1 / groups), size=_SAMPLES_AT_ONCE)
 
 
 def interval(samples: Floats) -> Interval:
@@ -125,16 +125,21 @@ def brier(confidence: Floats, correct: Floats) -> float:
 
 def auroc(scores: Floats, positive: Floats, groups: Sequence[str], seed: int) -> tuple[float, Interval]:
     """Area under the ROC curve with its 95% interval over resampled groups; both classes must occur."""
-    value = float(roc_auc_score(positive, scores))
     codes = _codes(groups)
-    members = [np.flatnonzero(codes == code) for code in range(codes.max() + 1)]
-    rng = np.random.default_rng(seed)
-    samples = []
-    for _ in range(AUROC_SAMPLES):
-        chosen = np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])
-        if 0 < positive[chosen].sum() < len(chosen):
-            samples.append(float(roc_auc_score(positive[chosen], scores[chosen])))
-    return value, interval(np.array(samples)) if samples else (value, value)
+    samples = np.concatenate([_areas(scores, positive, drawn[:, codes]) for drawn in _draws(codes.max() + 1, seed)])
+    return float(roc_auc_score(positive, scores)), interval(samples[~np.isnan(samples)])
+
+
+def _areas(scores: Floats, positive: Floats, weights: NDArray[np.int64]) -> Floats:
+    """The area for each row of `weights` (samples, cases): the share of pairs in the right order, half for ties."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf))
+    above = np.add.reduceat(weights[:, order] * positive[order], starts, axis=1)
+    below = np.add.reduceat(weights[:, order] * (1 - positive[order]), starts, axis=1)
+    beaten = np.cumsum(below, axis=1) - below / 2
+    pairs = above.sum(axis=1) * below.sum(axis=1)
+    areas: Floats = np.where(pairs > 0, (above * beaten).sum(axis=1) / np.maximum(pairs, 1), np.nan)
+    return areas
 
 
 def mean_by(keys: Sequence[int], values: Floats) -> Mapping[int, tuple[int, float]]:
@@ -157,4 +162,4 @@ def sampled_accuracy(
     for number, (posterior, answers) in enumerate(zip(posteriors, right, strict=True)):
         drawn = generators(number).choice(len(posterior), size=runs, p=posterior / posterior.sum())
         hits[number] = answers[drawn]
-    return hits.mean(axis=0)
+    return np.asarray(hits.mean(axis=0), dtype=np.float64)

@@ -5,55 +5,34 @@ Knows candidates and search texts. Does not know cases, gold or what a negative 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
-from prompts import Candidate, Message
+from prompts import Candidate
 from prompts.candidate import describe
-from prompts.question import query_position
+from serving.prefilter.base import Pool, SearchText
+from serving.prefilter.dense import BATCH, LocalEmbedder
+from serving.prefilter.fusion import reciprocal_rank_fusion
+from serving.prefilter.lexical import Index
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Vectors]
 
-# Reciprocal rank fusion's usual constant (Cormack, Clarke and Büttcher 2009).
-RRF_K = 60
-# Characters of a text that are embedded: the embedder reads 256 tokens, and most of them are in here.
+# Characters of a text that are embedded. The embedder would read twice as many, at twice the time, and what
+# distinguishes a candidate or a conversation stands at the beginning.
 EMBEDDED_CHARACTERS = 600
-# Characters of one message that are searched for.
-SEARCHED_CHARACTERS = 300
 # Vectors computed between two saves.
-SAVE_EVERY = 2048
-# A word: capitals that end before a capitalised word, a word, or digits. `[^\W\d_]` is a letter of any script.
-_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
-
-
-def search_text(messages: Sequence[Message], history_messages: int = 4) -> str:
-    """What a ranker searches for: the query, then observation and history from the newest message to the oldest.
-
-    An embedder reads the beginning of a text, so what decides most stands first.
-    """
-    query = query_position(messages)
-    first = len(messages) - 1 - history_messages
-    rest = [messages[i].content for i in range(len(messages) - 1, max(first, 0) - 1, -1) if i != query]
-    parts = rest if query is None else [messages[query].content, *rest]
-    return "\n".join(part[:SEARCHED_CHARACTERS] for part in parts if part)
-
-
-def words(text: str) -> list[str]:
-    """Lower-case words; names are split at case changes, digits and punctuation."""
-    return [word.lower() for word in _WORD.findall(text)]
+SAVE_EVERY = 64 * BATCH
 
 
 def folded(text: str) -> str:
     """A name or description without case, white space and punctuation, for finding the same one twice."""
-    return "".join(words(text))
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 def cosines(vectors: Vectors, vector: Vectors) -> Vectors:
@@ -63,15 +42,14 @@ def cosines(vectors: Vectors, vector: Vectors) -> Vectors:
 
 
 class CachedEmbedder:
-    """all-MiniLM-L6-v2 or another sentence-transformers model, with every vector kept in one file.
+    """The prefilter's embedder, with every vector kept in one file.
 
-    Mining is the slow part of building cases: an interrupted run, or one with another recipe, embeds only what
+    Embedding is the slow part of building cases: an interrupted run, or one with another recipe, embeds only what
     is new.
     """
 
-    def __init__(self, model: str | Path, cache: Path) -> None:
-        self._model_path = str(model)
-        self._model: Any = None
+    def __init__(self, model: str, cache: Path) -> None:
+        self._model = model
         self._file = cache
         self._vectors: dict[bytes, NDArray[np.float16]] = {}
         if cache.exists():
@@ -84,21 +62,22 @@ class CachedEmbedder:
         texts = [text[:EMBEDDED_CHARACTERS] for text in texts]
         keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._vectors}
-        # Longest last, so that a batch holds texts of one length whatever the call it came from.
-        waiting = sorted(missing.items(), key=lambda item: (len(item[1]), item[1]))
-        for start in range(0, len(waiting), SAVE_EVERY):
-            batch = waiting[start : start + SAVE_EVERY]
-            vectors = self._encode([text for _, text in batch]).astype(np.float16)
-            self._vectors.update(zip((key for key, _ in batch), vectors, strict=True))
-            self._save()
+        if missing:
+            asyncio.run(self._fill(missing))
         return np.stack([self._vectors[key] for key in keys]).astype(np.float32)
 
-    def _encode(self, texts: list[str]) -> Vectors:
-        if self._model is None:
-            from sentence_transformers import SentenceTransformer  # noqa: PLC0415  (seconds to import)
-
-            self._model = SentenceTransformer(self._model_path, device="cpu")
-        return np.asarray(self._model.encode(texts, normalize_embeddings=True), dtype=np.float32)
+    async def _fill(self, missing: dict[bytes, str]) -> None:
+        embedder = LocalEmbedder(self._model)
+        await embedder.start()
+        # Texts of like length together: a batch is padded to its longest.
+        keys = sorted(missing, key=lambda key: (len(missing[key]), key))
+        for start in range(0, len(keys), BATCH):
+            batch = keys[start : start + BATCH]
+            vectors = await embedder.embed([missing[key] for key in batch])
+            self._vectors.update(zip(batch, vectors.astype(np.float16), strict=True))
+            if start % SAVE_EVERY == 0 or start + BATCH >= len(keys):
+                self._save()
+        await embedder.close()
 
     def _save(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,15 +101,12 @@ class CatalogueIndex:
         self.names, _ = _coded(folded(candidate.name) for candidate in self.candidates)
         self.descriptions, _ = _coded(folded(candidate.description) for candidate in self.candidates)
         self.servers, self.server_codes = _coded(candidate.server for candidate in self.candidates)
-        self._postings = bm25s.BM25()
-        self._postings.index([words(describe(candidate)) for candidate in self.candidates], show_progress=False)
+        self._postings = Index(Pool(self.candidates, tuple(range(len(self.candidates))), ()))
 
-    def ranking(self, text: str, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:
+    def ranking(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:
         """Positions of `pool`, best first: BM25 and cosine, fused by reciprocal rank."""
-        dense = cosines(self.vectors[pool], vector)
-        lexical = self._postings.get_scores(words(text))[pool]
-        fused = sum(1.0 / (RRF_K + 1 + np.argsort(np.argsort(-scores, kind="stable"))) for scores in (dense, lexical))
-        return pool[np.argsort(-np.asarray(fused), kind="stable")]
+        scores: list[NDArray[np.floating]] = [self._postings.scores(text)[pool], cosines(self.vectors[pool], vector)]
+        return pool[np.argsort(-reciprocal_rank_fusion(scores), kind="stable")]
 
 
 def _coded(texts: Iterable[str]) -> tuple[NDArray[np.intp], dict[str, int]]:

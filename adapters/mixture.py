@@ -62,6 +62,8 @@ class CasesRecipe(_Section):
     """Share of the groups that is held out, where a source has no split of its own."""
     history: Literal["keep", "none"] = "keep"
     """`none` strips every case to query and observation: the ablation."""
+    history_messages: int = Field(default=4, ge=0)
+    """Messages before query and observation that hard negatives are searched with, as in a profile's prefilter."""
     per_group: int = Field(default=6, ge=1)
     """Cases of one dialogue, trajectory or first request, before variants."""
     repeats: float = Field(default=0.5, ge=0, le=1)

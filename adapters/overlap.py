@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
-
 from adapters.cases import read_cases
-from adapters.datasets import open_lines
 from adapters.questions import EvaluationSet
 from adapters.scores import Row
 from prompts import Message
@@ -112,17 +109,3 @@ def audit(sets: Sequence[EvaluationSet], sources: Mapping[str, Callable[[], Iter
 def _query(messages: Sequence[Message]) -> str:
     position = query_position(messages)
     return "" if position is None else messages[position].content
-
-
-class _Enrichment(BaseModel):
-    id: str
-    queries: tuple[str, ...] = ()
-
-
-def enrichment_texts(path: Path) -> Iterator[str]:
-    """Every generated query of an enrichment file. Raises ValueError where the file cannot be read."""
-    for place, line in open_lines(path):
-        try:
-            yield from _Enrichment.model_validate_json(line).queries
-        except ValidationError as error:
-            raise ValueError(f"{place}: no line of an enrichment file: {error.errors()[0]['msg']}") from error

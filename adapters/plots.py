@@ -26,8 +26,10 @@ def draw(report: Mapping[str, Any], folder: Path) -> list[Path]:
         rows = [row for row in report.get(name, ()) if _drawable(name, row)]
         if not rows:
             continue
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        drawing(figure.add_subplot(), rows)
+        figure = Figure(figsize=(10, 5), layout="constrained")
+        axes = figure.add_subplot()
+        drawing(axes, rows)
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
         files.append(folder / f"{name}.png")
         figure.savefig(files[-1], dpi=150)
     return files
@@ -52,7 +54,6 @@ def _hits(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
         axes.bar(places, hits, width, label=method, yerr=np.abs(bounds - hits), capsize=2)
     axes.set_xticks(np.arange(len(sets)) + 0.4 - width / 2, sets, rotation=20, ha="right")
     axes.set(ylabel="Hit@1", ylim=(0, 1))
-    axes.legend(fontsize="small")
 
 
 def _reliability(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
@@ -61,7 +62,6 @@ def _reliability(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
         _, confidence, accuracy = np.array(row["bins"]).T
         axes.plot(confidence, accuracy, marker="o", label=f"{row['set']}, {row['method']} (ECE {row['ece']:.3f})")
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    axes.legend(fontsize="small")
 
 
 def _sweep(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
@@ -72,7 +72,6 @@ def _sweep(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
         axes.plot([sizes.index(row["K"]) for row in own], [row["hit@1"] for row in own], marker="o", label=name)
     axes.set_xticks(range(len(sizes)), sizes)
     axes.set(xlabel="candidates, gold one of them", ylabel="Hit@1", ylim=(0, 1))
-    axes.legend(fontsize="small")
 
 
 def _slots(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
@@ -80,4 +79,3 @@ def _slots(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
         slot, _, accuracy = np.array(row["slots"]).T
         axes.plot(slot + 1, accuracy, marker="o", label=f"{row['set']}, {row['method']} ({row['flips']:.1%} flips)")
     axes.set(xlabel="place of the right candidate", ylabel="accuracy", ylim=(0, 1))
-    axes.legend(fontsize="small")

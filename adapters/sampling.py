@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adapters.datasets import Case
 from adapters.mining import CatalogueIndex, Vectors, cosines
 from prompts import Candidate
+from serving.prefilter.base import SearchText
 
 Positions = NDArray[np.intp]
 
@@ -91,7 +92,7 @@ class Sampler:
         self._settings = settings
         self._all = np.arange(len(index.candidates))
 
-    def draw(self, case: Case, text: str, vector: Vectors, rng: Generator) -> Listing:
+    def draw(self, case: Case, text: SearchText, vector: Vectors, rng: Generator) -> Listing:
         """One list for `case`. `text` is what the prefilter would search for, `vector` its embedding."""
         length = _length(rng)
         gold = self._shown_gold(case, length, rng)

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.answers import Answer
-from adapters.methods import Kind
+from adapters.answers import Answer, Kind
 from adapters.metrics import RANKING_METRICS, Floats, interval, ranking_metrics, resampled_means
 from adapters.questions import EvaluationSet, Question, needs
 

@@ -53,9 +53,7 @@ class TemplatePart(Part):
         Raises:
             ValueError: it words them differently now, or does not fit the tokenizer.
         """
-        template = Template(
-            tokenizer, chat=self.chat, readout=self.readout, layout=self.layout, budget=self.budget
-        )
+        template = Template(tokenizer, chat=self.chat, readout=self.readout, layout=self.layout, budget=self.budget)
         if template.fingerprint() != self.fingerprint:
             raise ValueError(
                 f"the adapter was trained with template {self.fingerprint}, but this code and tokenizer make "

@@ -38,7 +38,8 @@ class Requests:
         """Up to about `length` characters of anything."""
         choose = self._random
         pieces: list[str] = []
-        while sum(map(len, pieces)) < length:
+        made = 0
+        while made < length:
             kind = choose.random()
             if kind < 0.5:
                 pieces.append(choose.choice(WORDS.split()) + " ")
@@ -51,6 +52,7 @@ class Requests:
             else:
                 code = choose.choice([choose.randrange(0x20, 0x250), choose.randrange(0x250, 0xD800)])
                 pieces.append(chr(code))
+            made += len(pieces[-1])
         return "".join(pieces)[: max(length, 0)]
 
     def _schema(self) -> Any:

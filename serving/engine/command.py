@@ -37,7 +37,8 @@ def vllm_command(config: Config) -> list[str]:
     """The command that starts the vLLM server which the profile's engine expects.
 
     It listens on the port of `engine.url` on loopback: vLLM's own key guards only part of its routes. No reasoning
-    parser is set: it would stand between the prompt and the constrained answer.
+    parser is set: it would stand between the prompt and the constrained answer. A key is never part of a command,
+    which other users of a machine can see: vLLM takes `engine.api_key` from its environment, as VLLM_API_KEY.
 
     Raises:
         ValueError: the profile is served in process, or its adapter's rank cannot be read or is too large for vLLM.
@@ -54,7 +55,8 @@ def vllm_command(config: Config) -> list[str]:
         "max-model-len": model.budget.total + OUTPUT_TOKENS[model.readout],
         "max-logprobs": len(LABELS) + 1,
         "generation-config": "vllm",  # the model's own sampling defaults would change greedy choices
-        # Logits of the last layer in float32: in bfloat16 those of a large model step by 1/8, and candidates tie.
+        # Logits of the last layer in float32: in bfloat16 those above 16 step by 1/8, and candidates tie. A model
+        # whose last layer is quantised cannot do it: `hf-overrides: null` in the profile leaves it out.
         "hf-overrides": '{"head_dtype": "float32"}',
         "enable-prefix-caching": True,
         "enable-prompt-tokens-details": True,  # reports how many prompt tokens the cache held

@@ -26,9 +26,11 @@ from serving.prefilter.cache import LRU
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, whatever the application asks for
 
-# Scripts that write no spaces between words, or too few of them (Korean glues particles to its nouns).
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_WORD = regex.compile(rf"(?V1)(?P<unspaced>[{_UNSPACED}]+)|[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+")
+# Scripts that write no spaces between words, or too few of them (Korean glues particles to its nouns). \u30fc
+# lengthens a vowel in both kana, and belongs to neither.
+_SCRIPTS = r"\u30fc\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_UNSPACED = regex.compile(rf"[{_SCRIPTS}]")
+_WORD = regex.compile(rf"(?V1)[{_SCRIPTS}]+|[[\p{{L}}\p{{M}}\p{{N}}]--[{_SCRIPTS}]]+")
 _HUMP = regex.compile(r"(?<=[\p{Ll}\p{N}])(?=\p{Lu})|(?<=\p{Lu})(?=\p{Lu}\p{Ll})")
 _CYRILLIC = regex.compile(r"\p{Cyrillic}")
 _STOPWORDS = frozenset(STOPWORDS_EN_PLUS)
@@ -38,11 +40,12 @@ INDEXED_CANDIDATES = 50_000
 
 
 class Tokenizer:
-    """Text of any language to the terms that BM25 counts. One for each thread: a stemmer is not to be shared."""
+    """Text of any language to the terms that BM25 counts. It remembers words: one for each corpus or query."""
 
     def __init__(self) -> None:
         self._english = Stemmer.Stemmer("english")
         self._russian = Stemmer.Stemmer("russian")
+        self._known: dict[str, list[str]] = {}
 
     def __call__(self, text: str) -> list[str]:
         """Lower-cased stems in order, English stop words left out.
@@ -50,22 +53,20 @@ class Tokenizer:
         `getUserName` gives its parts and itself, so that YouTube is found by youtube. Unspaced scripts give single
         characters and pairs.
         """
-        words: list[str] = []
         terms: list[str] = []
-        for match in _WORD.finditer(unicodedata.normalize("NFKC", text)):
-            word = match.group()
-            if match.group("unspaced"):
-                terms += [*word, *map("".join, pairwise(word))]
-                continue
-            parts = _HUMP.split(word)
-            words += [part.lower() for part in parts]
-            if len(parts) > 1:
-                words.append(word.lower())
-        for word in words:
-            if word not in _STOPWORDS:
-                stemmer = self._russian if _CYRILLIC.match(word) else self._english
-                terms.append(stemmer.stemWord(word))
+        for word in _WORD.findall(unicodedata.normalize("NFKC", text)):
+            if word not in self._known:
+                self._known[word] = self._terms(word)
+            terms += self._known[word]
         return terms
+
+    def _terms(self, word: str) -> list[str]:
+        if _UNSPACED.match(word):
+            return [*word, *map("".join, pairwise(word))]
+        parts = _HUMP.split(word)
+        forms = [form.lower() for form in ([*parts, word] if len(parts) > 1 else parts)]
+        stem = self._russian.stemWord if _CYRILLIC.match(word) else self._english.stemWord
+        return [stem(form) for form in forms if form not in _STOPWORDS]
 
 
 class Index:

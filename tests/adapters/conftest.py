@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.mining import words
+from adapters.augment import words
 
 
 def toy_embed(texts):

@@ -1,9 +1,13 @@
 """Variations: the same for gold and negatives, the same in the messages, and never a change of the answer."""
 
-from adapters.augment import shorten, vary
+from adapters.augment import shorten, vary, words
 from adapters.datasets import read_dataset
 from adapters.mixture import generator
 from prompts import Candidate, Message, ToolCall
+
+
+def test_names_are_split_into_words():
+    assert words("getHTTPResponse_v2 Übergröße") == ["get", "http", "response", "v", "2", "übergröße"]
 
 
 def test_calls_are_renamed_as_the_candidates_are(world):

@@ -10,6 +10,7 @@ from adapters.mining import CatalogueIndex
 from adapters.mixture import generator
 from adapters.sampling import ListSettings, Sampler
 from prompts import Candidate, Message
+from serving.prefilter.base import search_text
 from tests.adapters.conftest import toy_embed
 
 TEXT = "please water the bed in the garden"
@@ -29,8 +30,8 @@ def indexes(world):
 
 def drawn(indexes, case, count=200, companions=None, **settings):
     sampler = Sampler(indexes[0], indexes[1], companions or {}, ListSettings(**{**APART, **settings}))
-    vector = toy_embed([TEXT])[0]
-    return [sampler.draw(case, TEXT, vector, generator("draw", i)) for i in range(count)]
+    text, vector = search_text(case.messages, 0), toy_embed([TEXT])[0]
+    return [sampler.draw(case, text, vector, generator("draw", i)) for i in range(count)]
 
 
 def ids(listing):

@@ -28,9 +28,7 @@ MESSAGES = [
 ]
 
 
-def rendered(
-    template: Template, messages: list[Message] = MESSAGES, options: list[Candidate] = CANDIDATES
-) -> Prompt:
+def rendered(template: Template, messages: list[Message] = MESSAGES, options: list[Candidate] = CANDIDATES) -> Prompt:
     return template.render(messages, options, names=[f"n{i}" for i in range(len(options))])
 
 

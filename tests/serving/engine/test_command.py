@@ -84,7 +84,7 @@ def test_an_adapter_that_vllm_cannot_hold_is_refused(tmp_path: Path) -> None:
 def test_an_adapter_without_a_rank_says_what_to_set(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "adapter_config.json").write_text(content)
-    with pytest.raises(ValueError, match="cannot read the adapter's rank from .*; set model.adapter to"):
+    with pytest.raises(ValueError, match=r"cannot read the adapter's rank from .*; set model.adapter to"):
         vllm_command(profile(tmp_path))
 
 
@@ -180,7 +180,10 @@ def test_a_command_that_does_not_exist() -> None:
 
 def supervisor(command: list[str], backoff: str = "[]") -> subprocess.Popen[str]:
     """`supervise` in a process of its own, which signals can be sent to."""
-    code = f"import sys\nfrom serving.engine.command import supervise\nsys.exit(supervise(sys.argv[1:], backoff_s={backoff}))"
+    code = (
+        "import sys\nfrom serving.engine.command import supervise\n"
+        f"sys.exit(supervise(sys.argv[1:], backoff_s={backoff}))"
+    )
     return subprocess.Popen([*python(code), *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
