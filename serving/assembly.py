@@ -5,9 +5,13 @@ Knows every part and their order; nothing else does. Does not load weights: that
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prompts import PromptTokenizer, Template
+from serving.canary import AdapterCheck
 from serving.config import Config
 from serving.engine.base import Engine
+from serving.manifest import Manifest
 from serving.prefilter import Prefilter, make_prefilter
 from serving.router import Router
 
@@ -23,24 +27,60 @@ def build_engine(config: Config) -> Engine:
     return LocalEngine(config)
 
 
+def with_manifest(config: Config) -> tuple[Config, Manifest | None]:
+    """The profile as its adapter wants it: readout, layout, chat format and budget are the manifest's.
+
+    An adapter that is not a folder on this machine (vLLM may run elsewhere) has no manifest here; then the profile's
+    own values count.
+
+    Raises:
+        ValueError: the adapter's folder has no valid manifest, or the base model's weights are not those it names.
+    """
+    folder = config.model.adapter
+    if folder is None or not Path(folder).is_dir():
+        return config, None
+    manifest = Manifest.load(folder)
+    manifest.check_base_model(config.model.path)
+    wording = manifest.template
+    model = config.model.model_copy(
+        update={
+            "chat": wording.chat,
+            "readout": wording.readout,
+            "layout": wording.layout,
+            "budget": wording.budget,
+        }
+    )
+    return config.model_copy(update={"model": model}), manifest
+
+
 def build_router(config: Config, prefilter: Prefilter | None = None) -> Router:
     """The profile's router, not started; with another prefilter than its own where one is given.
 
     Raises:
-        ValueError: the tokenizer is missing or does not fit the template.
+        ValueError: the tokenizer is missing or does not fit the template, or the adapter was made for another base
+            model, tokenizer or wording.
     """
+    config, manifest = with_manifest(config)
+    model = config.model
     template = Template(
-        PromptTokenizer(config.model.tokenizer or config.model.path),
-        chat=config.model.chat,
-        readout=config.model.readout,
-        layout=config.model.layout,
-        budget=config.model.budget,
+        PromptTokenizer(model.tokenizer or model.path),
+        chat=model.chat,
+        readout=model.readout,
+        layout=model.layout,
+        budget=model.budget,
     )
+    check = None
+    if manifest is not None:
+        manifest.check_template(template)
+        bare = config.model_copy(update={"model": model.model_copy(update={"adapter": None})})
+        check = AdapterCheck(manifest, template, lambda: build_engine(bare))
     return Router(
         template=template,
         engine=build_engine(config),
         prefilter=prefilter or make_prefilter(config.prefilter),
-        base_model=config.model.name,
-        adapter=config.model.served_name if config.model.adapter else None,
+        base_model=model.name,
+        adapter=model.served_name if model.adapter else None,
+        check=check,
+        calibration=manifest.calibration if manifest else None,
         timeout_s=config.engine.timeout_s,
     )

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from serving.api.app import create_app
 from serving.api.route import RouteBody, answer_of, messages_of, request_of
-from serving.assembly import build_router
+from serving.assembly import build_router, with_manifest
 from serving.config import Config
 from serving.engine.command import supervise, vllm_command
 from serving.router import Router
@@ -143,7 +143,7 @@ def engine(
     """Print the vLLM command of a profile, and with --run start and supervise it."""
     profile = load_config(config)
     try:
-        command = vllm_command(profile)
+        command = vllm_command(with_manifest(profile)[0])
     except ValueError as error:
         fail(error, 2)
     typer.echo(shlex.join(command))

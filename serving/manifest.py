@@ -7,17 +7,14 @@ model, template or tokenizer, and one that changes nothing; `adapters/` writes i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prompts import Budget, Candidate, Message, PromptTokenizer, Template
+from prompts import Budget, Template
 from prompts.template import Layout, Readout
-from serving.engine.base import ScoreRequest, Scores
 from serving.posterior import Calibration
 
 FILE = "adapter.yaml"
@@ -46,20 +43,6 @@ class TemplatePart(Part):
     layout: Layout = "messages_first"
     budget: Budget
     fingerprint: str
-
-    def build(self, tokenizer: PromptTokenizer) -> Template:
-        """The template, checked to word questions exactly as it did at training.
-
-        Raises:
-            ValueError: it words them differently now, or does not fit the tokenizer.
-        """
-        template = Template(tokenizer, chat=self.chat, readout=self.readout, layout=self.layout, budget=self.budget)
-        if template.fingerprint() != self.fingerprint:
-            raise ValueError(
-                f"the adapter was trained with template {self.fingerprint}, but this code and tokenizer make "
-                f"{template.fingerprint()}; serve it with the version it was trained by, or train it again"
-            )
-        return template
 
 
 class LoraPart(Part):
@@ -140,6 +123,15 @@ class Manifest(Part):
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
         (Path(adapter) / FILE).write_text(text, encoding="utf-8")
 
+    def check_template(self, template: Template) -> None:
+        """Raises ValueError where `template` words questions otherwise than at training."""
+        made = template.fingerprint()
+        if made != self.template.fingerprint:
+            raise ValueError(
+                f"the adapter {self.name} was trained with template {self.template.fingerprint}, but this code and "
+                f"tokenizer make {made}; serve it with the version that trained it, or train it again"
+            )
+
     def check_base_model(self, path: str) -> None:
         """Raises ValueError where the folder `path` holds other weights than the adapter was trained on."""
         file = Path(path) / "model.safetensors"
@@ -151,51 +143,4 @@ class Manifest(Part):
             raise ValueError(
                 f"{file} has sha256 {digest}, but the adapter {self.name} belongs to {self.base_model.sha256} "
                 f"({self.base_model.name}): an adapter works only on the weights it was trained on"
-            )
-
-    def canary_questions(self, template: Template) -> list[ScoreRequest]:
-        """The canary as engine requests, in the order of `canary`."""
-        questions = []
-        for canary in self.canary:
-            candidates = [Candidate(name, name, description) for name, description in canary.candidates]
-            prompt = template.render([Message("user", canary.query)], candidates)
-            questions.append(ScoreRequest(prompt.prefix, prompt.continuations, prompt.labels, "canary"))
-        return questions
-
-
-# Log-odds may differ this much from the recorded ones: rounding of bfloat16 and of other kernels, measured at
-# most a tenth of it.
-CANARY_TOLERANCE = 0.5
-# A working adapter moves some canary's log-odds by more than this against the bare model.
-CANARY_EFFECT = 0.05
-
-
-def log_scores(template: Template, scores: Scores) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """One number for each option of a question, none last: log-odds, or label log-probabilities."""
-    logprobs = scores.logprobs
-    return logprobs[:, 0] - logprobs[:, 1] if template.readout == "pointwise" else logprobs[0]
-
-
-def check_canary(manifest: Manifest, template: Template, base: Sequence[Scores], adapter: Sequence[Scores]) -> None:
-    """Compare what base model and adapter answer now with each other and with what the manifest recorded.
-
-    Raises:
-        ValueError: the adapter changes nothing, or answers otherwise than when it was made.
-    """
-    if not manifest.canary:
-        return
-    ours = [log_scores(template, scores) for scores in adapter]
-    bare = [log_scores(template, scores) for scores in base]
-    effect = max(float(np.abs(a - b).max()) for a, b in zip(ours, bare, strict=True))
-    if effect < CANARY_EFFECT:
-        raise ValueError(
-            f"the adapter {manifest.name} changes nothing: on its canary it moves the base model's scores by at most "
-            f"{effect:.4f}; its weights were not applied, or are those of an untrained adapter"
-        )
-    for number, (now, canary) in enumerate(zip(ours, manifest.canary, strict=True)):
-        gap = float(np.abs(now - np.asarray(canary.adapter)).max())
-        if gap > CANARY_TOLERANCE:
-            raise ValueError(
-                f"canary {number} of {manifest.name} now scores {gap:.2f} away from what was recorded when the "
-                "adapter was made: other weights, another base model, or another engine configuration"
             )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prompts import Prompt, Template
+from serving.canary import AdapterCheck
 from serving.catalog.names import surface_names
 from serving.engine.base import Engine
 from serving.posterior import Calibration, prediction_set
@@ -41,6 +42,7 @@ class Router:
         prefilter: Prefilter,
         base_model: str,
         adapter: str | None = None,
+        check: AdapterCheck | None = None,
         calibration: Calibration | None = None,
         timeout_s: float = 30.0,
     ) -> None:
@@ -50,6 +52,7 @@ class Router:
         self.adapter = adapter
         self.prefilter = prefilter
         self.calibration = calibration or Calibration()
+        self._check_adapter = check
         self._timeout_s = timeout_s
 
     @property
@@ -63,9 +66,17 @@ class Router:
         return self.template.max_candidates
 
     async def start(self) -> None:
-        """Load and warm up everything a decision needs."""
+        """Load and warm up everything a decision needs.
+
+        Raises:
+            ValueError: the adapter does not work; the message says how that shows.
+            EngineUnavailableError: a model cannot be reached or loaded.
+        """
         # One after the other: transformers cannot load two models in two threads at once.
-        await self.engine.start()
+        if self._check_adapter is None:
+            await self.engine.start()
+        else:
+            await self._check_adapter.start(self.engine)
         await self.prefilter.start()
 
     async def close(self) -> None:

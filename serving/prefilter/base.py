@@ -18,8 +18,8 @@ from prompts.question import Candidate, Message, query_position
 from serving.config import PrefilterConfig
 from serving.types import EngineTimeoutError, InvalidRequestError, PrefilterReport, RouteRequest
 
-# Characters of each message that are searched for; measured, more found nothing further. Together with four earlier
-# messages they are about 350 tokens, of which an embedder that reads 256 loses only the oldest.
+# Characters of each message that are searched for; measured, twice as many found nothing further. An embedder reads
+# only the beginning of all of them, and so loses the oldest messages first.
 QUERY_CHARACTERS = 500
 OBSERVATION_CHARACTERS = 300
 EARLIER_CHARACTERS = 200

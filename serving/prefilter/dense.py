@@ -25,6 +25,9 @@ from serving.types import EngineUnavailableError
 
 Vector = NDArray[np.float16]
 
+# Tokens of a text that are read. all-MiniLM-L6-v2 allows 256 and was trained on 128: reading 256 found no more of the
+# right candidates, in half as much time again.
+READ_TOKENS = 128
 # Candidates embedded in one call. Between two calls the queries of other requests have their turn, and a cancelled
 # request stops.
 BATCH = 32
@@ -108,10 +111,11 @@ class LocalEmbedder:
         self._model = SentenceTransformer(
             self._path, device="cpu", model_kwargs={"dtype": torch.bfloat16 if fast else torch.float32}
         )
+        self._model.max_seq_length = min(self._model.max_seq_length or READ_TOKENS, READ_TOKENS)
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         # A text of megabytes costs no more to tokenise than what the model reads of it.
-        most = (self._model.max_seq_length or 512) * CHARACTERS_PER_TOKEN
+        most = READ_TOKENS * CHARACTERS_PER_TOKEN
         vectors: NDArray[np.float32] = self._model.encode(
             [text[:most] for text in texts], batch_size=len(texts), convert_to_numpy=True, show_progress_bar=False
         ).astype(np.float32)
