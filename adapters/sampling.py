@@ -39,11 +39,11 @@ class ListSettings(BaseModel):
 
     none: float = Field(default=0.13, ge=0, le=1)
     """Share of the cases with gold that lose it."""
-    served: float = Field(default=0.5, ge=0, le=1)
+    served: float = Field(default=0.6, ge=0, le=1)
     """Share of lists that are the head of the ranking, as in serving; the others mix kinds of negatives."""
     own_list: float = Field(default=0.3, ge=0, le=1)
     """Share of lists that are the source's own, where it has one."""
-    few_servers: float = Field(default=0.5, ge=0, le=1)
+    few_servers: float = Field(default=0.35, ge=0, le=1)
     """Share of cases in which only some of the servers are connected."""
     near_same_server: float = 0.9
     """From this cosine on, a candidate of gold's server (any, where servers have no names) may be as right as gold

@@ -91,7 +91,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        self._command = [sys.executable, "-m", "adapters.cli", "serve", "--config", str(profile)]
+        self._command = [sys.executable, "-m", "serving.cli", "serve", "--config", str(profile)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

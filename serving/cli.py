@@ -164,3 +164,7 @@ def bench(
     console.print(report(numbers))
     if output:
         output.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app()
