@@ -8,7 +8,8 @@ Against one dense mask over the row this does less than half of the work, and no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -18,7 +19,8 @@ ATTENTION = "light_router_branches"
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-class Branches(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Branches:
     """Where the branches of a row are: the row is the prefix, then every branch.
 
     `padded` (branches, longest) holds the place of each branch's tokens after the prefix, and 0 beyond its end;
@@ -145,6 +147,15 @@ def _block(
     return d_query.reshape(-1, rows, key.shape[-1]), d_key, d_value
 
 
+def dense_mask(prefix: int, lengths: Sequence[int]) -> torch.Tensor:
+    """The row's whole mask, true where a token is seen: (1, 1, tokens, tokens), for any attention that takes one."""
+    branch = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([prefix, *lengths]))
+    seen = (branch == 0) | (branch == branch[:, None])
+    return seen.tril()[None, None]
+
+
+# Left as it is by torch.compile, whose kernel for these slices and transposes is many times slower.
+@torch.compiler.disable
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -196,7 +196,7 @@ class Parts:
             prefilter=router.prefilter,
             base_model=router.base_model,
             adapter=router.adapter,
-            calibration=router.calibration.model_copy(update={"blend": 0.0}),
+            calibration=router.calibration.model_copy(update={"blended": None}),
         )
 
     @property

@@ -46,6 +46,9 @@ class CachedEmbedder:
 
     Embedding is the slow part of building cases: an interrupted run, or one with another recipe, embeds only what
     is new.
+
+    Raises:
+        ValueError: the file holds another model's vectors.
     """
 
     def __init__(self, model: str, cache: Path) -> None:
@@ -54,6 +57,8 @@ class CachedEmbedder:
         self._vectors: dict[bytes, NDArray[np.float16]] = {}
         if cache.exists():
             with np.load(cache) as stored:
+                if str(stored["model"]) != model:
+                    raise ValueError(f"{cache} holds vectors of {stored['model']}, not of {model}; name another file")
                 rows = stored["vectors"]
                 self._vectors = {key.tobytes(): row for key, row in zip(stored["keys"], rows, strict=True)}
 
@@ -83,7 +88,7 @@ class CachedEmbedder:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         partial = self._file.with_suffix(".partial.npz")
         keys = np.frombuffer(b"".join(self._vectors), dtype=np.uint8).reshape(-1, 16)
-        np.savez(partial, keys=keys, vectors=np.stack(list(self._vectors.values())))
+        np.savez(partial, model=self._model, keys=keys, vectors=np.stack(list(self._vectors.values())))
         partial.replace(self._file)
 
 

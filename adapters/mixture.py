@@ -66,8 +66,9 @@ class CasesRecipe(_Section):
     """Messages before query and observation that hard negatives are searched with, as in a profile's prefilter."""
     per_group: int = Field(default=6, ge=1)
     """Cases of one dialogue, trajectory or first request, before variants."""
-    repeats: float = Field(default=0.5, ge=0, le=1)
-    """Share kept of the cases in which the last tool is called again."""
+    repeats: float = Field(default=0.7, ge=0, le=1)
+    """Share kept of the cases in which the last tool is called again: enough to know that it happens, and too few for
+    it to be the lesson."""
     shortened: float = Field(default=0.2, ge=0, le=1)
     """Share of cases whose history begins later."""
     prefaced: float = Field(default=0.15, ge=0, le=1)

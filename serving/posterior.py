@@ -13,37 +13,59 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Calibration(BaseModel):
-    """How raw log-scores become probabilities (temperature scaling, Guo et al. 2017, with a bias for none).
+class Scale(BaseModel):
+    """Temperature scaling (Guo et al. 2017) with a bias for none.
 
     Attributes:
         temperature: divides the log-scores.
-        none_bias: added to none's log-score, after the temperature, by number of candidates: pairs of (at least
-            this many candidates, bias); the last pair that applies counts.
-        blend: weight of the prefilter's score, added to each candidate's log-score after the temperature.
-        conformal: pairs of (coverage, threshold): the smallest set whose probabilities reach `threshold` holds a
-            right answer with that coverage on data exchangeable with the calibration set.
+        none_bias: added to none's scaled log-score, by number of candidates: pairs of (at least this many
+            candidates, bias); the last pair that applies counts.
+        weight: of the prefilter's scores, added to the candidates' scaled log-scores. 0 leaves them out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: float = Field(default=1.0, gt=0)
     none_bias: tuple[tuple[int, float], ...] = ()
-    blend: float = 0.0
-    conformal: tuple[tuple[float, float], ...] = ()
+    weight: float = 0.0
 
     def probabilities(
-        self, scores: NDArray[np.float64], *, candidates: int, prefilter_scores: Sequence[float] = ()
+        self, scores: NDArray[np.float64], candidates: int, prefilter_scores: Sequence[float] = ()
     ) -> NDArray[np.float64]:
-        """Posterior over `scores` (candidates first, then none where there is one more); sums to 1."""
+        """Softmax of the scaled scores (candidates first, then none where there is one more); sums to 1."""
         values = scores / self.temperature
-        if self.blend and prefilter_scores:
-            values[:candidates] += self.blend * np.asarray(prefilter_scores)
+        if self.weight:
+            values[:candidates] += self.weight * np.asarray(prefilter_scores)
         if len(values) > candidates:
             values[candidates] += max((pair for pair in self.none_bias if pair[0] <= candidates), default=(0, 0.0))[1]
         exponentials = np.exp(values - values.max())
         posterior: NDArray[np.float64] = exponentials / exponentials.sum()
         return posterior
+
+
+class Calibration(BaseModel):
+    """How raw log-scores become probabilities and sets.
+
+    Attributes:
+        plain: where all candidates reached the model without a prefilter.
+        blended: where a prefilter ranked them first; None scales those as `plain`.
+        conformal: pairs of (coverage, threshold): the smallest set whose probabilities reach `threshold` holds a
+            right answer with that coverage on data exchangeable with the calibration set.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plain: Scale = Scale()
+    blended: Scale | None = None
+    conformal: tuple[tuple[float, float], ...] = ()
+
+    def probabilities(
+        self, scores: NDArray[np.float64], *, candidates: int, prefilter_scores: Sequence[float] | None = None
+    ) -> NDArray[np.float64]:
+        """Posterior over `scores`; `prefilter_scores` is None where nothing was filtered."""
+        if prefilter_scores is None or self.blended is None:
+            return self.plain.probabilities(scores, candidates)
+        return self.blended.probabilities(scores, candidates, prefilter_scores)
 
     def set_threshold(self, coverage: float) -> float:
         """Probability mass that a set must reach for this coverage.

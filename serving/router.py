@@ -142,7 +142,7 @@ class Router:
         self, request: RouteRequest, kept: Kept, candidates: list[Candidate], prompt: Prompt, reading: Reading
     ) -> Decision:
         posterior = self.calibration.probabilities(
-            reading.scores, candidates=len(candidates), prefilter_scores=kept.scores
+            reading.scores, candidates=len(candidates), prefilter_scores=kept.scores if kept.filtered else None
         )
         order = np.argsort(-posterior, kind="stable")
         ranked = {int(i): Ranked(candidates[i], float(posterior[i])) for i in order if i < len(candidates)}

@@ -138,6 +138,11 @@ class Kept:
     report: PrefilterReport
     embedding_ms: float = 0.0
 
+    @property
+    def filtered(self) -> bool:
+        """Whether a ranker scored the candidates."""
+        return self.report.method != "none"
+
 
 class Prefilter(Protocol):
     """Bounds a request's candidates to at most `request.k` (or the profile's k), pinned ones included."""
@@ -164,16 +169,21 @@ class RankingPrefilter:
     """Passes the pinned candidates and the best of the others by one ranker. A list of at most k passes whole."""
 
     def __init__(self, ranker: Ranker, config: PrefilterConfig) -> None:
-        self._ranker = ranker
+        self.ranker = ranker
         self._config = config
+
+    @property
+    def history_messages(self) -> int:
+        """How many messages before query and observation are searched for."""
+        return self._config.history_messages
 
     async def start(self) -> None:
         """See `Prefilter.start`."""
-        await self._ranker.start()
+        await self.ranker.start()
 
     async def close(self) -> None:
         """See `Prefilter.close`."""
-        await self._ranker.close()
+        await self.ranker.close()
 
     async def select(self, request: RouteRequest) -> Kept:
         """See `Prefilter.select`."""
@@ -189,8 +199,8 @@ class RankingPrefilter:
         try:
             async with asyncio.timeout(request.remaining()):
                 pool = await asyncio.to_thread(Pool.of, request.candidates)
-                text = search_text(request.messages, self._config.history_messages)
-                ranking = await self._ranker.rank(text, pool)
+                text = search_text(request.messages, self.history_messages)
+                ranking = await self.ranker.rank(text, pool)
         except TimeoutError as error:
             raise EngineTimeoutError(
                 f"the deadline passed while {considered} candidates were searched; send fewer, or allow more time"
@@ -205,6 +215,6 @@ class RankingPrefilter:
         return Kept(
             positions=[position for position, _ in kept],
             scores=[score for _, score in kept],
-            report=PrefilterReport(self._ranker.name, considered, len(kept)),
+            report=PrefilterReport(self.ranker.name, considered, len(kept)),
             embedding_ms=ranking.embedding_ms,
         )

@@ -54,3 +54,10 @@ def test_every_vector_of_several_batches_is_its_own_texts(tmp_path, embedded):
     texts = [f"{'boat ' * (i % 7)}{i}" for i in range(100)]
     vectors = CachedEmbedder("toy", tmp_path / "vectors.npz")(texts)
     np.testing.assert_allclose(vectors, toy_embed(texts), atol=1e-3)
+
+
+def test_another_models_vectors_are_refused(tmp_path, embedded):
+    cache = tmp_path / "vectors.npz"
+    CachedEmbedder("toy", cache)(["one boat"])
+    with pytest.raises(ValueError, match="vectors of toy, not of other"):
+        CachedEmbedder("other", cache)

@@ -16,6 +16,7 @@ from adapters.mixture import (
     side_of,
 )
 from prompts import Message
+from tests.conftest import ROOT
 
 
 def case(case_id, query="q", gold=("a",), group="g", **fields):
@@ -108,7 +109,7 @@ def test_every_stretch_of_a_mix_holds_the_parts_in_their_shares():
 
 
 def test_the_shipped_recipe_names_no_set_of_the_report():
-    shipped = CasesRecipe.load(Path("adapters/recipes/cases.yaml"))
+    shipped = CasesRecipe.load(ROOT / "adapters/recipes/cases.yaml")
     for source in shipped.sources.values():
         refuse_report_sets(Path(source.path).name)
     history = sum(

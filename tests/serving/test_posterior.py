@@ -5,34 +5,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.posterior import Calibration, prediction_set
+from serving.posterior import Calibration, Scale, prediction_set
 
 scores = st.lists(st.floats(-50, 50), min_size=1, max_size=30).map(np.array)
 
 
-@given(scores=scores, temperature=st.floats(0.1, 10), blend=st.floats(0, 5))
-def test_probabilities_sum_to_one_and_keep_the_order(scores: np.ndarray, temperature: float, blend: float) -> None:
-    plain = Calibration(temperature=temperature).probabilities(scores, candidates=len(scores))
+@given(scores=scores, temperature=st.floats(0.1, 10), weight=st.floats(0, 5))
+def test_probabilities_sum_to_one_and_keep_the_order(scores: np.ndarray, temperature: float, weight: float) -> None:
+    plain = Calibration(plain=Scale(temperature=temperature)).probabilities(scores, candidates=len(scores))
     assert plain.sum() == pytest.approx(1)
     assert scores[np.argmax(plain)] == pytest.approx(scores.max(), abs=1e-6)
-    blended = Calibration(blend=blend).probabilities(
-        scores, candidates=len(scores), prefilter_scores=[1.0] * len(scores)
+    same = [1.0] * len(scores)
+    blended = Calibration(blended=Scale(weight=weight)).probabilities(
+        scores, candidates=len(scores), prefilter_scores=same
     )
     np.testing.assert_allclose(blended, Calibration().probabilities(scores, candidates=len(scores)), atol=1e-9)
 
 
+def test_the_prefilters_scores_count_only_where_it_ranked() -> None:
+    calibration = Calibration(plain=Scale(temperature=2), blended=Scale(weight=3))
+    unfiltered = calibration.probabilities(np.array([2.0, 0.0, 0.0]), candidates=2)
+    np.testing.assert_allclose(np.log(unfiltered / unfiltered[2]), [1, 0, 0], atol=1e-9)
+    filtered = calibration.probabilities(np.array([2.0, 0.0, 0.0]), candidates=2, prefilter_scores=[0.0, 1.0])
+    np.testing.assert_allclose(np.log(filtered / filtered[2]), [2, 3, 0], atol=1e-9)
+
+
 def test_the_none_bias_depends_on_the_number_of_candidates() -> None:
-    calibration = Calibration(none_bias=((1, 0.0), (5, 2.0), (20, 4.0)))
+    scale = Scale(none_bias=((1, 0.0), (5, 2.0), (20, 4.0)))
     none = [
-        calibration.probabilities(np.zeros(count + 1), candidates=count)[-1] * (count + np.exp(bias))
+        scale.probabilities(np.zeros(count + 1), count)[-1] * (count + np.exp(bias))
         for count, bias in ((4, 0.0), (5, 2.0), (19, 2.0), (20, 4.0))
     ]
     np.testing.assert_allclose(none, np.exp([0.0, 2.0, 2.0, 4.0]))
 
 
 def test_no_bias_where_none_is_not_allowed() -> None:
-    calibration = Calibration(none_bias=((1, 9.0),))
-    np.testing.assert_allclose(calibration.probabilities(np.zeros(4), candidates=4), [0.25] * 4)
+    np.testing.assert_allclose(Scale(none_bias=((1, 9.0),)).probabilities(np.zeros(4), 4), [0.25] * 4)
 
 
 @given(scores=scores, coverage=st.floats(0.01, 0.99))

@@ -113,8 +113,9 @@ class FirstPrefilter:
     def __init__(self, k: int) -> None:
         self._k = k
 
-    async def start(self) -> None:
-        pass
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
 
     async def select(self, request: RouteRequest) -> Kept:
         positions = range(min(request.k or self._k, len(request.candidates)))

@@ -1,0 +1,138 @@
+"""`light-router adapter`: arguments and messages around an adapter's life."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adapters.datasets import file_sha256
+from serving.assembly import build_router
+from serving.cli import DEFAULT_PROFILE, console, fail, load_config
+from serving.config import Config, ModelConfig
+from serving.manifest import FILE, Manifest
+from serving.types import LightRouterError
+
+if TYPE_CHECKING:
+    from adapters.calibrate import Fitted
+
+app = typer.Typer(no_args_is_help=True, help="Make an adapter, and see whether it works.")
+
+
+@app.callback()
+def _adapter() -> None:
+    """Make an adapter, and see whether it works."""
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="YAML, such as adapters/recipes/smollm2-135m.yaml.", exists=True)],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The adapter's folder; by default .work/adapters/RECIPE.")] = None,
+) -> None:
+    """Train an adapter. Several processes: `accelerate launch [...] -m adapters.commands train RECIPE`."""
+    from adapters.recipe import Recipe  # noqa: PLC0415
+    from adapters.train import train as run  # noqa: PLC0415  (torch, transformers: seconds)
+
+    try:
+        run(Recipe.load(recipe), out or Path(".work/adapters") / recipe.stem, resume=resume)
+    except ValueError as error:
+        fail(error, 2)
+
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="Deployment profile (YAML) of the base model.")]
+
+
+def _profile(config: Path, adapter: Path) -> Config:
+    profile = load_config(config)
+    return profile.model_copy(update={"model": profile.model.model_copy(update={"adapter": str(adapter)})})
+
+
+@app.command(name="import")
+def import_(
+    adapter: Annotated[Path, typer.Argument(help="Folder of a LoRA adapter made by peft.", exists=True)],
+    config: ConfigOption = DEFAULT_PROFILE,
+    readout: Annotated[str, typer.Option(help="pointwise, listwise or generate.")] = "generate",
+    force: Annotated[bool, typer.Option("--force", help="Write over a manifest that is there.")] = False,
+) -> None:
+    """Make a manifest for an adapter that was trained elsewhere. The profile says how it is asked."""
+    from adapters.package import make_manifest  # noqa: PLC0415
+
+    if (adapter / FILE).exists() and not force:
+        fail(f"{adapter / FILE} exists; give --force to write over it", 2)
+    try:
+        profile = _profile(config, adapter)
+        model = ModelConfig.model_validate({**profile.model.model_dump(), "readout": readout})
+        manifest = asyncio.run(make_manifest(profile.model_copy(update={"model": model})))
+    except (LightRouterError, ValueError) as error:
+        fail(error, 2)
+    manifest.save(adapter)
+    console.print(f"wrote {adapter / FILE}")
+
+
+@app.command()
+def package(
+    adapter: Annotated[Path, typer.Argument(help="Folder that `train` wrote.", exists=True)],
+    config: ConfigOption = DEFAULT_PROFILE,
+) -> None:
+    """Make the manifest of an adapter that `train` wrote here: data, hyperparameters, command, canary."""
+    from adapters.package import make_manifest, trained  # noqa: PLC0415
+
+    try:
+        profile, facts = trained(_profile(config, adapter), adapter)
+        manifest = asyncio.run(make_manifest(profile, **facts))
+    except (LightRouterError, ValueError) as error:
+        fail(error, 2)
+    manifest.save(adapter)
+    console.print(f"wrote {adapter / FILE}")
+
+
+@app.command()
+def calibrate(
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter with a manifest.", exists=True)],
+    dev: Annotated[Path, typer.Option(help="Development cases (*.jsonl.gz) held out from training.", exists=True)],
+    config: ConfigOption = DEFAULT_PROFILE,
+    limit: Annotated[int | None, typer.Option(help="At most so many cases.", min=100)] = None,
+) -> None:
+    """Fit temperature, none bias, blend and prediction sets, and write them into the manifest."""
+    from adapters.calibrate import fit, read_development, score  # noqa: PLC0415
+
+    async def run() -> Fitted:
+        router = build_router(_profile(config, adapter))
+        await router.start()
+        try:
+            return fit(await score(router, read_development(dev, limit)))
+        finally:
+            await router.close()
+
+    try:
+        fitted = asyncio.run(run())
+    except (LightRouterError, ValueError) as error:
+        fail(error, 2)
+    note = (
+        f"{dev.name} (sha256 {file_sha256(dev)}), {fitted.cases} cases; loss in nats on the half that fitted no scale: "
+        f"{fitted.loss_before:.3f} raw, {fitted.loss_plain:.3f} scaled, {fitted.loss_blended:.3f} blended"
+    )
+    Manifest.load(adapter).model_copy(update={"calibration": fitted.calibration, "calibrated_on": note}).save(adapter)
+    console.print(note)
+
+
+@app.command()
+def verify(
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter.", exists=True)],
+    config: ConfigOption = DEFAULT_PROFILE,
+) -> None:
+    """Say whether the server would take this adapter, and if not, why."""
+    from adapters.package import verify as run  # noqa: PLC0415
+
+    try:
+        manifest = asyncio.run(run(_profile(config, adapter)))
+    except (LightRouterError, ValueError) as error:
+        fail(error)
+    console.print(f"{manifest.name}: fits its base model and template, and its canary answers as recorded")
+
+
+if __name__ == "__main__":
+    app()
