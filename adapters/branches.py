@@ -23,8 +23,8 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class Branches:
     """Where the branches of a row are: the row is the prefix, then every branch.
 
-    `padded` (branches, longest) holds the place of each branch's tokens after the prefix, and 0 beyond its end;
-    `beyond` is true there. `places` (tokens after the prefix,) finds them again in the flattened `padded`.
+    `padded` (branches, longest) holds the places of each branch's tokens after the prefix, the last repeated beyond
+    its end, where `beyond` is true. `places` (tokens after the prefix,) finds them again in the flattened `padded`.
     """
 
     prefix: int
@@ -38,8 +38,8 @@ class Branches:
         sizes = torch.tensor(lengths)
         column = torch.arange(int(sizes.max()))
         beyond = column >= sizes[:, None]
-        padded = (sizes.cumsum(0) - sizes)[:, None] + column
-        return cls(prefix, padded.masked_fill(beyond, 0), beyond, torch.nonzero(~beyond.flatten()).flatten())
+        padded = (sizes.cumsum(0) - sizes)[:, None] + torch.minimum(column, sizes[:, None] - 1)
+        return cls(prefix, padded, beyond, torch.nonzero(~beyond.flatten()).flatten())
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
         """(heads, tokens after the prefix, size) -> (heads, branches, longest, size)."""
@@ -77,10 +77,9 @@ class BranchAttention(torch.autograd.Function):
         first, first_norm = first.reshape(query[:, at:].shape), first_norm.reshape(query[:, at:].shape[:2])
         own = (row.pad(x[:, at:]).transpose(0, 1) for x in (query, wide_key, wide_value))
         second, second_norm = (row.unpad(x.transpose(0, 1)) for x in _flash(*own, is_causal=True, scale=scale))
-        both = torch.logaddexp(first_norm, second_norm)
-        weights = ((part - both).exp_()[..., None] for part in (first_norm, second_norm))
-        out[:, at:] = first * next(weights) + second * next(weights)
-        norm[:, at:] = both
+        weight = torch.sigmoid(second_norm - first_norm).to(query.dtype)
+        out[:, at:] = torch.lerp(first, second, weight[..., None])
+        norm[:, at:] = torch.logaddexp(first_norm, second_norm)
 
         ctx.save_for_backward(query, key, value, out, norm)
         ctx.row, ctx.scale = row, scale
@@ -103,18 +102,23 @@ class BranchAttention(torch.autograd.Function):
             left[:, :at], right[:, :at], key[:, :at], value[:, :at], ctx.scale, causal=True
         )
         shared = _block(left[:, at:], right[:, at:], key[:, :at], value[:, :at], ctx.scale, causal=False)
-        padding = row.beyond[..., None]
+        # Tokens beyond a branch repeat its last one, so that no score exceeds its normaliser; zeros in `rights` are
+        # what takes them out.
+        lefts, rights, keys, values = (row.pad(x[:, at:]) for x in (left, right, key, value))
         own = _block(
-            *(row.pad(x[:, at:]).masked_fill_(padding, 0).transpose(0, 1).flatten(0, 1) for x in (left, right)),
-            *(row.pad(x[:, at:]).transpose(0, 1).flatten(0, 1) for x in (key, value)),
+            lefts.transpose(0, 1).flatten(0, 1),
+            rights.masked_fill_(row.beyond[..., None], 0).transpose(0, 1).flatten(0, 1),
+            keys.transpose(0, 1).flatten(0, 1),
+            values.transpose(0, 1).flatten(0, 1),
             ctx.scale,
             causal=True,
         )
-        own = tuple(row.unpad(x.unflatten(0, (len(row.padded), -1)).transpose(0, 1)) for x in own)
-        d_query[:, at:] = shared[0] + own[0]
+        d_query[:, at:], d_key[:, at:], d_value[:, at:] = (
+            row.unpad(x.unflatten(0, (len(row.padded), -1)).transpose(0, 1)) for x in own
+        )
+        d_query[:, at:] += shared[0]
         d_key[:, :at] += shared[1]
         d_value[:, :at] += shared[2]
-        d_key[:, at:], d_value[:, at:] = own[1:]
         return d_query, d_key, d_value, None, None
 
 

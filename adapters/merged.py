@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear
 from torch.nn import functional
+from transformers import TrainerCallback
 
 # peft's name of the one adapter.
 ADAPTER = "default"
@@ -51,29 +52,36 @@ def _forward(self: Linear, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return out
 
 
-def merge_every_step(model: PeftModel) -> None:
-    """Run every LoRA layer of `model` merged. Its parameters stay peft's own, in whatever type they are.
+class MergedAdapter(TrainerCallback):
+    """Runs every LoRA layer of a model merged, and merges again after every optimiser step.
+
+    The parameters stay peft's own, in whatever type they are.
 
     Raises:
         ValueError: the adapter uses dropout, which a merged weight cannot have.
     """
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
-    seen: list[tuple[int, int] | None] = [None] * len(layers)
-    for layer in layers:
-        if not isinstance(layer.lora_dropout[ADAPTER], torch.nn.Identity):
-            raise ValueError("lora.dropout must be 0 where the adapter is merged while it trains (on a CPU)")
-        layer.register_buffer("merged_weight", layer.base_layer.weight.detach().clone(), persistent=False)
-        layer.forward = MethodType(_forward, layer)
+
+    def __init__(self, model: PeftModel) -> None:
+        self._layers = [module for module in model.modules() if isinstance(module, Linear)]
+        for layer in self._layers:
+            if not isinstance(layer.lora_dropout[ADAPTER], torch.nn.Identity):
+                raise ValueError("lora.dropout must be 0 where the adapter is merged while it trains (on a CPU)")
+            layer.register_buffer("merged_weight", layer.base_layer.weight.detach().clone(), persistent=False)
+            layer.forward = MethodType(_forward, layer)
+        self.merge()
 
     @torch.no_grad()
-    def merge(*_: Any) -> None:
-        for number, layer in enumerate(layers):
-            down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-            # An optimiser changes parameters in place, which torch counts.
-            version = (down._version, up._version)
-            if version != seen[number]:
-                weight = torch.addmm(layer.base_layer.weight.float(), up.float(), down.float(), alpha=layer.scaling[ADAPTER])
-                layer.merged_weight.copy_(weight)
-                seen[number] = version
+    def merge(self) -> None:
+        """Take over what A and B are now."""
+        for layer in self._layers:
+            down, up = layer.lora_A[ADAPTER].weight.float(), layer.lora_B[ADAPTER].weight.float()
+            weight = layer.base_layer.weight.float()
+            layer.merged_weight.copy_(torch.addmm(weight, up, down, alpha=layer.scaling[ADAPTER]))
 
-    model.register_forward_pre_hook(merge)
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """A checkpoint may have been loaded."""
+        self.merge()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The optimiser has changed A and B."""
+        self.merge()

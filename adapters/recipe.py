@@ -66,7 +66,7 @@ class TrainingRecipe(Section):
     """Of the base model. The adapter's own weights are float32 until they are saved."""
     quantise: bool = False
     """QLoRA: the base model in 4 bits (NF4, bitsandbytes)."""
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False
     """Computes a layer again in the backward pass, where its activations do not fit into memory."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of each process; by default the cores are shared between the processes."""

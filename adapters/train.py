@@ -5,7 +5,7 @@ a softmax over all candidates and none, and the case's targets (listwise softmax
 one log-odds at the end of each branch, listwise one label for each candidate at the end of the row.
 
 Knows peft, transformers' Trainer and prompts. Does not know data sets or engines. Several processes:
-`accelerate launch --cpu --num_processes 2 -m adapters.commands train RECIPE`.
+`accelerate launch --multi_gpu --num_processes 2 -m adapters.commands train RECIPE`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from transformers import (
 from adapters.branches import ATTENTION, Branches, dense_mask
 from adapters.cases import TrainingCase, read_cases
 from adapters.datasets import file_sha256
-from adapters.merged import ADAPTER, merge_every_step
+from adapters.merged import ADAPTER, MergedAdapter
 from adapters.recipe import Recipe
 from prompts import Candidate, Message, PromptTokenizer, Template
 
@@ -146,10 +146,12 @@ def load_model(recipe: Recipe, template: Template, device: torch.device) -> Peft
         raise ValueError(f"cannot load the base model {recipe.model.path}: {error}") from error
     model.set_output_embeddings(LabelHead(model.get_output_embeddings(), label_ids(template)))
     if training.quantise:
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=training.gradient_checkpointing)
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=training.activation_checkpointing)
     set_seed(training.seed)  # A starts at random
     if recipe.model.adapter:
-        return PeftModel.from_pretrained(model, recipe.model.adapter, is_trainable=True)
+        model = PeftModel.from_pretrained(model, recipe.model.adapter, is_trainable=True)
+        model.peft_config[ADAPTER].base_model_name_or_path = recipe.model.path  # or checkpoints look for it on a hub
+        return model
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -215,15 +217,13 @@ class Watch(TrainerCallback):
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Another epoch shows candidates in another order."""
-        self._questions.epoch = round(state.epoch or 0)
+        self._questions.epoch = int(state.epoch or 0)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A checkpoint was written."""
         if state.is_world_process_zero:
             draw_curve(state.log_history, self._out / "loss.png")
             print(f"checkpoint {state.global_step} of {state.max_steps} written", flush=True)  # noqa: T201
-
-    on_train_end = on_save
 
 
 def draw_curve(history: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -308,8 +308,8 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False) -> None:
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
+        activation_checkpointing=settings.activation_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if settings.activation_checkpointing else None,
         logging_steps=LOG_EVERY,
         eval_strategy="steps",
         eval_steps=settings.eval_every,
@@ -334,12 +334,11 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False) -> None:
         "train": list(islice(read_cases(Path(data.train)), data.limit)),
         "dev": list(islice(read_cases(Path(data.dev)), data.dev_limit)),
     }
-    questions = {
-        side: Questions(of_side, template, recipe, vary=side == "train", dense=on_gpu) for side, of_side in cases.items()
-    }
+    questions = {side: Questions(cases[side], template, recipe, vary=side == "train", dense=on_gpu) for side in cases}
     model = load_model(recipe, template, arguments.device)
+    callbacks: list[TrainerCallback] = [Watch(questions["train"], out)]
     if not (on_gpu or settings.quantise):
-        merge_every_step(model)
+        callbacks.append(MergedAdapter(model))
     if settings.compile:
         model.enable_input_require_grads()  # the first layer is then compiled like the others
         for layer in model.get_base_model().get_decoder().layers:
@@ -352,13 +351,15 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False) -> None:
         train_dataset=questions["train"],
         eval_dataset=questions["dev"],
         compute_metrics=lambda predictions: by_source(questions["dev"].sources, predictions),
-        callbacks=[Watch(questions["train"], out)],
+        callbacks=callbacks,
     )
     trainer.readout, trainer.smoothing = template.readout, data.label_smoothing
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.evaluate()
+    if trainer.state.max_steps % settings.eval_every:
+        trainer.evaluate()
     if not trainer.is_world_process_zero():
         return
+    draw_curve(trainer.state.log_history, out / "loss.png")
     save(trainer.accelerator.unwrap_model(trainer.model), recipe, out)
     record = {
         "command": sys.argv,

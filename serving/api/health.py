@@ -8,6 +8,7 @@ waits behind many others fails nothing.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import time
@@ -136,6 +137,10 @@ class Readiness:
         self._canary = Canary(began, self._clock(), error)
         if error is None:
             self.decided()
+            if not self.started.is_set():
+                # What loading made stays for good: the collector need not walk through it again and again.
+                gc.collect()
+                gc.freeze()
             self.started.set()
         elif not self.started.is_set():
             self._problem = f"the first canary decision failed: {error}"

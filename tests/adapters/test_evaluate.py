@@ -1,5 +1,6 @@
 """Whole evaluations of the small world, through real routers and prefilters with tiny models."""
 
+import asyncio
 import dataclasses
 import json
 from collections import Counter
@@ -13,6 +14,7 @@ from adapters.answers import AnswerStore
 from adapters.commands_eval import evaluate as command
 from adapters.evaluate import Settings, evaluate
 from adapters.methods import METHODS, Parts
+from adapters.package import make_manifest
 from adapters.questions import read_set
 from adapters.report import markdown, sections
 from serving.config import Config
@@ -173,6 +175,13 @@ def tiny_adapter(tiny_llama, tmp_path_factory):
             torch.nn.init.normal_(parameter, std=0.5)
     folder = tmp_path_factory.mktemp("adapter") / "tiny-router"
     model.save_pretrained(folder)
+    profile = Config.model_validate(
+        {
+            "model": {"name": "tiny", "path": str(tiny_llama), "adapter": str(folder)},
+            "engine": {"dtype": "float32", "threads": 1},
+        }
+    )
+    asyncio.run(make_manifest(profile)).save(folder)
     return folder
 
 
