@@ -3,7 +3,7 @@
 Knows two fixed shapes: 10 candidates whose prompt is 574 tokens, and 200 candidates through the prefilter. The
 server runs in a process of its own and is asked over HTTP; every conversation is new, so that no answer comes from
 the prefix cache. The bare comparison is the same model in bfloat16 with sdpa and `logits_to_keep=1`, run by
-transformers over the same token ids as one causal row.
+transformers over the same token ids as one causal row, with as many torch threads.
 """
 
 from __future__ import annotations
@@ -202,6 +202,7 @@ async def _against_bare(config: Config, template: Template, candidates: list[Can
     ).eval()
 
     def run_bare(row: torch.Tensor) -> None:
+        torch.set_num_threads(engine.threads)
         with torch.inference_mode():
             bare(row, logits_to_keep=1, use_cache=False)
 
@@ -220,6 +221,7 @@ async def _against_bare(config: Config, template: Template, candidates: list[Can
             theirs.append(time.perf_counter() - between)
     await engine.close()
     return {
+        "torch_threads": engine.threads,
         "engine_prefill_tokens_per_s": PROMPT_TOKENS / statistics.median(ours),
         "bare_prefill_tokens_per_s": PROMPT_TOKENS / statistics.median(theirs),
         "engine_vs_bare_ratio": statistics.median(t / o for o, t in zip(ours, theirs, strict=True)),

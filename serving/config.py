@@ -55,7 +55,7 @@ class EngineConfig(Section):
     timeout_s: float = Field(default=30.0, gt=0)
     """The longest one decision may wait for the engine."""
     threads: int | None = Field(default=None, ge=1)
-    """Local: torch threads; by default one for each core."""
+    """Local: torch threads; by default one fewer than there are cores, and at least one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     chunk_tokens: int = Field(default=512, ge=16)
     """Local: tokens of one forward pass. Cancelled work stops at the next one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -102,6 +103,11 @@ class LocalEngine:
         """Jobs that the engine's thread has taken; `waiting` ones it has not seen yet."""
 
     @property
+    def threads(self) -> int:
+        """Torch threads of a pass. One core is left to the event loop: sharing it costs more than a thread brings."""
+        return self._config.engine.threads or max(len(os.sched_getaffinity(0)) - 1, 1)
+
+    @property
     def waiting(self) -> int:
         """Jobs that arrived during the running pass."""
         return len(self._waiting)
@@ -180,8 +186,7 @@ class LocalEngine:
     # Below, everything runs in the engine's own thread.
 
     def _run(self) -> None:
-        if self._config.engine.threads:
-            torch.set_num_threads(self._config.engine.threads)
+        torch.set_num_threads(self.threads)
         active: list[_Waiter] = []
         while True:
             with self._wake:
