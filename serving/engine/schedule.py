@@ -120,36 +120,37 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[str, tuple[int, ...]], KeyValues] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, bytes], tuple[NDArray[np.int64], KeyValues]] = OrderedDict()
         self._bytes = 0
 
     def longest(self, salt: str, sequence: Sequence[int]) -> tuple[KeyValues | None, int]:
         """The entry of this salt that shares most of its beginning with `sequence`, and how many tokens."""
-        wanted = np.asarray(sequence)
-        best: tuple[str, tuple[int, ...]] | None = None
+        wanted = np.asarray(sequence, dtype=np.int64)
+        best: tuple[str, bytes] | None = None
         most = 0
-        for key in self._entries:
+        for key, (known, _) in self._entries.items():
             if key[0] != salt:
                 continue
-            length = min(len(key[1]), len(wanted))
-            differs = np.asarray(key[1][:length]) != wanted[:length]
+            length = min(len(known), len(wanted))
+            differs = known[:length] != wanted[:length]
             shared = int(differs.argmax()) if differs.any() else length
             if shared > most:
                 best, most = key, shared
         if best is None:
             return None, 0
         self._entries.move_to_end(best)
-        return self._entries[best], most
+        return self._entries[best][1], most
 
     def add(self, salt: str, sequence: Sequence[int], keys: KeyValues) -> None:
         """Keep a finished sequence; the least recently used go where memory runs out."""
-        key = (salt, tuple(sequence))
+        tokens = np.asarray(sequence, dtype=np.int64)
+        key = (salt, tokens.tobytes())
         if keys.nbytes > self._max_bytes or key in self._entries:
             return
-        self._entries[key] = keys
+        self._entries[key] = (tokens, keys)
         self._bytes += keys.nbytes
         while self._bytes > self._max_bytes:
-            _, dropped = self._entries.popitem(last=False)
+            _, (_, dropped) = self._entries.popitem(last=False)
             self._bytes -= dropped.nbytes
 
     def begin(self, job: Job, allocate: Callable[[int], KeyValues]) -> None:
