@@ -39,12 +39,13 @@ from transformers import (
     set_seed,
 )
 
-from adapters.branches import ATTENTION, Branches, dense_mask
+from adapters.branches import ATTENTION, Row, dense_mask
 from adapters.cases import TrainingCase, read_cases
 from adapters.datasets import file_sha256
 from adapters.merged import ADAPTER, MergedAdapter
 from adapters.recipe import Recipe
 from prompts import Candidate, Message, PromptTokenizer, Template
+from serving.engine.branches import Branches
 
 # A step takes seconds: every one is logged.
 LOG_EVERY = 1
@@ -88,8 +89,8 @@ class Questions(torch.utils.data.Dataset[dict[str, Any]]):
             "source": torch.tensor(self.sources.index(case.source)),
         }
         if self._template.readout == "pointwise":
-            branches = Branches.of(at, lengths)
-            item |= {"attention_mask": dense_mask(at, lengths)} if self._dense else {"branches": branches}
+            row = Row(at, Branches.of(lengths))
+            item |= {"attention_mask": dense_mask(at, lengths)} if self._dense else {"row": row}
         return item
 
     def _shown(self, case: TrainingCase, index: int) -> list[int]:

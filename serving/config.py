@@ -57,7 +57,7 @@ class EngineConfig(Section):
     threads: int | None = Field(default=None, ge=1)
     """Local: torch threads; by default one fewer than there are cores, and at least one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    chunk_tokens: int = Field(default=512, ge=16)
+    chunk_tokens: int = Field(default=1024, ge=16)
     """Local: tokens of one forward pass. Cancelled work stops at the next one."""
     prefix_cache_mb: int = Field(default=256, ge=0)
     """Local: memory for the keys and values of earlier prefixes."""

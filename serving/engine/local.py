@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -243,7 +244,7 @@ class LocalEngine:
             tokens += len(job.sequence) - job.done + sum(map(len, job.branches[job.branches_done :]))
             begun.append(job)
         work = next_pass(begun, chunk)
-        row = packed.PackedRow(work.segments, model.dtype, model.device)
+        row = packed.PackedRow(work.segments)
         hidden = packed.forward(model, row)
         if work.reads:
             self._read(model, hidden[[read.position for read in work.reads]], list(work.reads))
@@ -260,10 +261,13 @@ class LocalEngine:
         float32: in bfloat16 a logit of 20 has steps of 0.125, as large as what separates two candidates.
         """
         head = model.get_output_embeddings()
-        normaliser = torch.logsumexp(head(hidden).float(), dim=-1)
-        for number, read in enumerate(reads):
-            labels = torch.tensor(read.job.request.labels, device=hidden.device)
-            logits = head.weight[labels].float() @ hidden[number].float()
-            logprobs = (logits - normaliser[number]).double().cpu().numpy()
-            read.job.logits[read.continuation] = logprobs
-            read.job.mass[read.continuation] = min(float(np.exp(logprobs).sum()), 1.0)
+        normalisers = torch.logsumexp(head(hidden).float(), dim=-1)
+        start = 0
+        for job, group in groupby(reads, key=lambda read: read.job):
+            continuations = [read.continuation for read in group]
+            rows = slice(start, start := start + len(continuations))
+            labels = torch.tensor(job.request.labels, device=hidden.device)
+            logits = hidden[rows].float() @ head.weight[labels].float().T
+            logprobs = (logits - normalisers[rows, None]).double().cpu().numpy()
+            job.logits[continuations] = logprobs
+            job.mass[continuations] = np.minimum(np.exp(logprobs).sum(-1), 1.0)

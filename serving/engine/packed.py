@@ -1,6 +1,6 @@
 """One forward pass over the pieces of many requests, with no padding.
 
-Knows tensors: keys and values, segments and their masks. Does not know requests, schedules or labels. Tokens of
+Knows tensors: keys and values, and segments. Does not know requests, schedules or labels. Tokens of
 all segments stand in one row, so that the linear layers see one large matrix; attention runs segment by
 segment, each over its own keys and values.
 """
@@ -17,8 +17,9 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
+
+from serving.engine.branches import Branches, causal
 
 ATTENTION = "light_router_packed"
 
@@ -63,60 +64,44 @@ class Segment:
 
 
 class PackedRow:
-    """The segments of one forward pass, laid out and masked."""
+    """The segments of one forward pass, laid out."""
 
-    def __init__(self, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
         ids = [token for segment in segments for token in segment.tokens]
-        self.input_ids = torch.tensor([ids], device=device)
-        self.position_ids = torch.tensor([[p for segment in segments for p in segment.positions()]], device=device)
+        self.input_ids = torch.tensor([ids])
+        self.position_ids = torch.tensor([[p for segment in segments for p in segment.positions()]])
         self.slices: list[slice] = []
         start = 0
         for segment in segments:
             self.slices.append(slice(start, start + len(segment.tokens)))
             start += len(segment.tokens)
-        self.masks = [_mask(segment, dtype, device) for segment in segments]
+        self._branches = [_branches(segment) for segment in segments]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
         """Attention of one layer. query (1, heads, tokens, size) -> (1, tokens, heads, size)."""
-        out = torch.empty_like(query.transpose(1, 2))
-        for segment, rows, mask in zip(self.segments, self.slices, self.masks, strict=True):
-            stored = segment.keys.tensor[layer]
-            new_key, new_value = key[0, :, rows], value[0, :, rows]
+        out = torch.empty_like(query)
+        for segment, rows, branches in zip(self.segments, self.slices, self._branches, strict=True):
+            stored, past = segment.keys.tensor[layer], segment.past
+            new_query, new_key, new_value = query[0, :, rows], key[0, :, rows], value[0, :, rows]
             if segment.branches is None:
-                end = segment.past + len(segment.tokens)
-                stored[0, :, segment.past : end] = new_key
-                stored[1, :, segment.past : end] = new_value
-                keys, values = stored[0, :, :end], stored[1, :, :end]
+                stored[0, :, past : past + len(segment.tokens)] = new_key
+                stored[1, :, past : past + len(segment.tokens)] = new_value
+            if branches is None:
+                out[0, :, rows] = causal(new_query, new_key, new_value, scaling)[0]
             else:
-                keys = torch.cat([stored[0, :, : segment.past], new_key], dim=1)
-                values = torch.cat([stored[1, :, : segment.past], new_value], dim=1)
-            out[:, rows] = scaled_dot_product_attention(
-                query[:, :, rows],
-                keys[None],
-                values[None],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=True,
-            ).transpose(1, 2)
-        return out
+                seen = (stored[0, :, :past], stored[1, :, :past])
+                out[0, :, rows] = branches.attend(new_query, new_key, new_value, seen, scaling)[0]
+        return out.transpose(1, 2)
 
 
-def _mask(segment: Segment, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-    """Additive mask (tokens, past + tokens); None where plain causal attention from position 0 says it all."""
-    if segment.branches is None and segment.past == 0:
-        return None
-    count = len(segment.tokens)
-    allowed = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
+def _branches(segment: Segment) -> Branches | None:
+    """How a segment's tokens are spread over branches; None where they are the first of their sequence."""
     if segment.branches is not None:
-        branch = torch.repeat_interleave(torch.tensor(segment.branches, device=device))
-        allowed &= branch[:, None] == branch[None, :]
-    mask = torch.zeros(count, segment.past + count, dtype=dtype, device=device)
-    mask[:, segment.past :].masked_fill_(~allowed, float("-inf"))
-    return mask
+        return Branches.of(segment.branches)
+    return Branches.of([len(segment.tokens)]) if segment.past else None
 
 
 def _attention(
@@ -139,8 +124,33 @@ def _attention(
 AttentionInterface.register(ATTENTION, _attention)
 
 
+class _OrderedLinear(torch.nn.Module):
+    """A linear layer whose weight lies in the order that oneDNN reads: plain ones it orders anew in every pass.
+
+    Measured on one core in bfloat16: a tenth to a third of the product's time. torch.compile's frozen models do this.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._bias = linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in) -> (..., out)."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return out
+
+
+def _order_weights(module: torch.nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, torch.nn.Linear):
+            setattr(module, name, _OrderedLinear(child))
+        else:
+            _order_weights(child)
+
+
 def prepare(model: PreTrainedModel) -> None:
-    """Make a causal language model run packed rows.
+    """Make a causal language model run packed rows, and its decoder's linear layers fast.
 
     Raises:
         ValueError: the model has layers whose attention does not see the whole prefix.
@@ -149,6 +159,8 @@ def prepare(model: PreTrainedModel) -> None:
     if kinds != {"full_attention"}:
         raise ValueError(f"the local engine runs models of full attention only; this one has {sorted(kinds)}")
     model.set_attn_implementation(ATTENTION)
+    if model.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        _order_weights(model.get_decoder())
 
 
 def forward(model: PreTrainedModel, row: PackedRow) -> torch.Tensor:

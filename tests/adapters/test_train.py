@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, EvalPrediction
 
-from adapters.branches import BranchAttention, Branches, dense_mask
+from adapters.branches import BranchAttention, Row, dense_mask
 from adapters.cases import TrainingCase, write_cases
 from adapters.merged import ADAPTER, MergedAdapter
 from adapters.recipe import Recipe
@@ -25,6 +25,7 @@ from adapters.train import Questions, by_source, label_ids, latest_checkpoint, l
 from prompts import Candidate, Message, PromptTokenizer, Template
 from serving.config import Config, EngineConfig, ModelConfig
 from serving.engine.base import ScoreRequest
+from serving.engine.branches import Branches
 from serving.engine.local import LocalEngine
 from tests.conftest import ROOT
 
@@ -100,7 +101,7 @@ def test_branch_attention_is_attention_under_the_rows_mask(prefix: int, lengths:
     grad = torch.randn(6, tokens, 16)
     mask = dense_mask(prefix, lengths)[0]
     expected = functional.scaled_dot_product_attention(*(x[None] for x in inputs), mask, scale=0.3, enable_gqa=True)[0]
-    out = BranchAttention.apply(*inputs, Branches.of(prefix, lengths), 0.3)
+    out = BranchAttention.apply(*inputs, Row(prefix, Branches.of(lengths)), 0.3)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     gradients = (torch.autograd.grad(x, inputs, grad) for x in (out, expected))
     for got, wanted in zip(*gradients, strict=True):
