@@ -20,6 +20,7 @@ from rich.table import Table
 from serving.api.app import create_app
 from serving.api.route import RouteBody, answer_of, messages_of, request_of
 from serving.assembly import build_router, with_manifest
+from serving.catalog.shapes import candidates_from
 from serving.config import Config
 from serving.engine.command import supervise, vllm_command
 from serving.router import Router
@@ -88,8 +89,9 @@ def route(
         sent = {"query": query, "candidates": read_items(tools), "history": read_items(history) if history else []}
         body = parse_object(RouteBody, json.dumps(sent))
         messages, truncated = messages_of(body)
+        candidates = candidates_from(body.candidates)
         router = build_router(profile)
-        decision = asyncio.run(_decide(router, request_of(body, messages, router.max_k)))
+        decision = asyncio.run(_decide(router, request_of(body, messages, candidates, router.max_k)))
     except (LightRouterError, ValueError) as error:
         fail(error)
     answer = answer_of(decision, truncated, None)

@@ -6,11 +6,12 @@ is accepted and has no effect; what would ask for something else than one choice
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,7 +19,7 @@ from serving.api.chat_answer import ChatAnswer, completion, events
 from serving.api.errors import documented
 from serving.api.messages import MessageItem, conversation
 from serving.api.models import check_model
-from serving.api.openapi import json_body
+from serving.api.openapi import DocumentedRoute, json_body
 from serving.api.service import Service
 from serving.catalog.shapes import Custom, CustomTool, Function, FunctionTool, candidates_of
 from serving.types import (
@@ -31,7 +32,7 @@ from serving.types import (
     RouteRequest,
     TooLargeError,
 )
-from serving.validation import parse_object
+from serving.validation import REMEMBERED_BYTES, Remembered, parse_object, validated
 
 PATH = "/v1/chat/completions"
 _ERRORS = (
@@ -161,7 +162,7 @@ class ChatBody(_Shape):
 
     model: str
     messages: list[MessageItem] = Field(min_length=1, fail_fast=True)
-    tools: list[Tool] | None = Field(default=None, fail_fast=True)
+    tools: SkipValidation[list[Tool] | None] = None  # by `tools_from`, which remembers
     tool_choice: ToolChoice | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -205,9 +206,6 @@ def _check(body: ChatBody) -> None:
         raise InvalidRequestError("stream_options needs stream: true", "stream_options")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-    for position, tool in enumerate(body.tools or ()):
-        if isinstance(tool, FunctionTool) and tool.function.parameters is not None:
-            _check_parameters(tool.function.parameters, f"tools[{position}].function.parameters")
 
 
 def _check_parameters(schema: dict[str, Any], where: str) -> None:
@@ -219,10 +217,34 @@ def _check_parameters(schema: dict[str, Any], where: str) -> None:
         raise InvalidRequestError(f"{where}{path} is not valid JSON Schema: {error.message[:200]}", where)
 
 
-def _question(body: ChatBody) -> tuple[tuple[Candidate, ...], bool]:
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """A request's tools: the candidate of each, and the kind that OpenAI calls its type."""
+
+    candidates: tuple[Candidate, ...]
+    kinds: tuple[str, ...]
+
+
+_TOOLS: TypeAdapter[list[Tool]] = TypeAdapter(Annotated[list[Tool], Field(fail_fast=True)])
+
+
+def tools_from(items: Any) -> Tools:
+    """What `tools`, a parsed JSON value or None, describes.
+
+    Raises:
+        InvalidRequestError: not a list of OpenAI's tools, parameters that are no JSON Schema of an object, or two
+            tools of one name.
+    """
+    tools = validated(_TOOLS.validate_python, [] if items is None else items, "tools")
+    for position, tool in enumerate(tools):
+        if isinstance(tool, FunctionTool) and tool.function.parameters is not None:
+            _check_parameters(tool.function.parameters, f"tools[{position}].function.parameters")
+    return Tools(candidates_of(tools, "tools"), tuple(tool.type for tool in tools))
+
+
+def _question(choice: ToolChoice | None, tools: Tools) -> tuple[tuple[Candidate, ...], bool]:
     """What may be called, and whether none may be the answer. One that must be called needs no model."""
-    candidates = candidates_of(body.tools or [], "tools")
-    choice = body.tool_choice
+    candidates = tools.candidates
     if choice is None or choice == "auto":
         return candidates, True
     if choice == "none":
@@ -233,18 +255,19 @@ def _question(body: ChatBody) -> tuple[tuple[Candidate, ...], bool]:
         return candidates, False
     named = choice.allowed_tools.tools if isinstance(choice, AllowedChoice) else [choice]
     wanted = {(one.type, one.function.name if isinstance(one, FunctionChoice) else one.custom.name) for one in named}
-    tools = {(tool.type, chosen.name): chosen for tool, chosen in zip(body.tools or [], candidates, strict=True)}
-    for kind, name in sorted(wanted - tools.keys()):
+    known = {(kind, candidate.name): candidate for kind, candidate in zip(tools.kinds, candidates, strict=True)}
+    for kind, name in sorted(wanted - known.keys()):
         raise InvalidRequestError(
             f"tool_choice names the {kind} {name[:100]!r}, which is not in `tools`", "tool_choice"
         )
-    allowed = tuple(candidate for key, candidate in tools.items() if key in wanted)
+    allowed = tuple(candidate for key, candidate in known.items() if key in wanted)
     return allowed, isinstance(choice, AllowedChoice) and choice.allowed_tools.mode == "auto"
 
 
 def routes(service: Service) -> APIRouter:
     """POST /v1/chat/completions."""
-    surface = APIRouter(tags=["openai"])
+    read_tools = Remembered(tools_from, REMEMBERED_BYTES)
+    surface = APIRouter(tags=["openai"], route_class=DocumentedRoute)
     streamed = {"text/event-stream": {"schema": {"type": "string"}}}
 
     @surface.post(
@@ -261,12 +284,13 @@ def routes(service: Service) -> APIRouter:
             check_model(service.router, body.model)
             _check(body)
             messages, truncated = conversation(body.messages)
-            candidates, allow_none = _question(body)
+            tools = read_tools(body.tools)
+            candidates, allow_none = _question(body.tool_choice, tools)
             request = RouteRequest(messages, candidates, allow_none=allow_none, ranking=bool(body.logprobs))
             decision = await service.decide(http, request)
         answer = completion(
             decision,
-            custom={tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool)},
+            custom={tool.name for kind, tool in zip(tools.kinds, tools.candidates, strict=True) if kind == "custom"},
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             truncated=truncated,
         )

@@ -6,10 +6,10 @@ Knows bytes, places and connections. Does not know what a decision is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -87,25 +87,29 @@ class Admission:
             self._taken -= 1
 
 
-async def while_connected(http: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(http: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves. The request's body must have been read.
 
     Raises:
         ClientDisconnect: the client left, and `work` has stopped.
     """
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(http))
+    working = asyncio.current_task()
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        if working is not None:
+            working.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and working is not None and not working.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()

@@ -9,7 +9,7 @@ import uuid
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +17,12 @@ from prompts.question import CandidateType, query_position
 from serving.api.answers import TruncationAnswer
 from serving.api.errors import documented
 from serving.api.messages import MessageItem, conversation
-from serving.api.openapi import json_body
+from serving.api.openapi import DocumentedRoute, json_body
 from serving.api.service import Service
-from serving.catalog.shapes import Shape, candidates_of
+from serving.catalog.shapes import Shape, candidates_from
 from serving.types import (
     BusyError,
+    Candidate,
     Decision,
     EngineError,
     EngineTimeoutError,
@@ -31,7 +32,7 @@ from serving.types import (
     TooLargeError,
     Truncation,
 )
-from serving.validation import parse_object
+from serving.validation import REMEMBERED_BYTES, Remembered, parse_object
 
 PATH = "/v1/route"
 
@@ -73,9 +74,8 @@ class RouteBody(BaseModel):
         Field(fail_fast=True, min_length=1, description="The whole conversation, oldest first, the query included."),
     ] = None
     candidates: Annotated[
-        list[Shape],
+        SkipValidation[list[Shape]],  # by `candidates_from`, which remembers
         Field(
-            fail_fast=True,
             description="What may be chosen: OpenAI, Anthropic or MCP tools, or catalogue lines. `id` defaults to "
             "`name`; ids must be unique. Of an empty list only none can be the answer.",
         ),
@@ -162,13 +162,14 @@ def messages_of(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]
     return (*history, Message("user", body.query)), truncated
 
 
-def request_of(body: RouteBody, messages: tuple[Message, ...], max_k: int | None) -> RouteRequest:
+def request_of(
+    body: RouteBody, messages: tuple[Message, ...], candidates: tuple[Candidate, ...], max_k: int | None
+) -> RouteRequest:
     """The question that the body asks.
 
     Raises:
         InvalidRequestError: candidates or `k` are impossible.
     """
-    candidates = candidates_of(body.candidates)
     if not candidates and not body.allow_none:
         raise InvalidRequestError("there is nothing to choose: send candidates, or allow none", "candidates")
     k = body.k and min(body.k, max(len(candidates), 1))  # more than there are is as good as all
@@ -209,7 +210,8 @@ def answer_of(decision: Decision, truncated: list[Truncation], top: int | None) 
 
 def routes(service: Service) -> APIRouter:
     """POST /v1/route."""
-    surface = APIRouter(tags=["routing"])
+    candidates_of = Remembered(candidates_from, REMEMBERED_BYTES)
+    surface = APIRouter(tags=["routing"], route_class=DocumentedRoute)
     errors = (InvalidRequestError, TooLargeError, BusyError, EngineError, EngineTimeoutError)
 
     @surface.post(
@@ -224,7 +226,8 @@ def routes(service: Service) -> APIRouter:
         with service.admission.place():
             body = parse_object(RouteBody, sent)
             messages, truncated = messages_of(body)
-            decision = await service.decide(http, request_of(body, messages, service.router.max_k))
+            request = request_of(body, messages, candidates_of(body.candidates), service.router.max_k)
+            decision = await service.decide(http, request)
         answer = answer_of(decision, truncated, body.top)
         return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ class Service:
             decision = await while_connected(http, self.router.route(request))
         if decision.prompt_tokens:  # a decision that asked no model tells nothing about it
             self.readiness.decided()
-        self.telemetry.decision(decision)
+        asyncio.get_running_loop().call_soon(self.telemetry.decision, decision)  # after the answer
         return decision
 
     @staticmethod

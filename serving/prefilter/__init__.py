@@ -22,7 +22,7 @@ def _dense(config: PrefilterConfig) -> Ranker:
 
 
 def _fused(config: PrefilterConfig) -> Ranker:
-    return FusedRanker(_bm25(config), _dense(config))
+    return FusedRanker(_dense(config), _bm25(config))  # BM25 counts while the embedder's thread works
 
 
 # A method of PrefilterConfig is a line here.

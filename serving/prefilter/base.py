@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prompts.question import Candidate, Message, query_position
+from serving.cache import LRU
 from serving.config import PrefilterConfig
 from serving.types import EngineTimeoutError, InvalidRequestError, PrefilterReport, RouteRequest
 
@@ -25,6 +26,8 @@ OBSERVATION_CHARACTERS = 300
 EARLIER_CHARACTERS = 200
 # What an earlier message counts beside query and observation, which count 1.
 EARLIER_WEIGHT = 0.25
+# Candidates in all remembered pools together.
+POOLED_CANDIDATES = 50_000
 # Names of called tools in one message, and characters of each: bounds on what a caller can make us read.
 NAMES = 8
 NAME_CHARACTERS = 64
@@ -171,6 +174,7 @@ class RankingPrefilter:
     def __init__(self, ranker: Ranker, config: PrefilterConfig) -> None:
         self.ranker = ranker
         self._config = config
+        self._pools: LRU[tuple[Candidate, ...], Pool] = LRU(POOLED_CANDIDATES, lambda pool: len(pool.candidates))
 
     @property
     def history_messages(self) -> int:
@@ -198,7 +202,7 @@ class RankingPrefilter:
             )
         try:
             async with asyncio.timeout(request.remaining()):
-                pool = await asyncio.to_thread(Pool.of, request.candidates)
+                pool = await self._pool(tuple(request.candidates))
                 text = search_text(request.messages, self.history_messages)
                 ranking = await self.ranker.rank(text, pool)
         except TimeoutError as error:
@@ -218,3 +222,11 @@ class RankingPrefilter:
             report=PrefilterReport(self.ranker.name, considered, len(kept)),
             embedding_ms=ranking.embedding_ms,
         )
+
+    async def _pool(self, candidates: tuple[Candidate, ...]) -> Pool:
+        """Their pool, remembered: an agent sends the same tools again and again."""
+        pool = self._pools.get(candidates)
+        if pool is None:
+            pool = await asyncio.to_thread(Pool.of, candidates)
+            self._pools.put(candidates, pool)
+        return pool

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from prompts.candidate import describe
 from prompts.tokenizer import CHARACTERS_PER_TOKEN
+from serving.cache import LRU
 from serving.prefilter.base import Pool, Ranking, SearchText
-from serving.prefilter.cache import LRU
 from serving.types import EngineUnavailableError
 
 Vector = NDArray[np.float16]

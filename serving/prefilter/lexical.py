@@ -21,8 +21,8 @@ from bm25s.stopwords import STOPWORDS_EN_PLUS
 from numpy.typing import NDArray
 
 from prompts.candidate import describe
+from serving.cache import LRU
 from serving.prefilter.base import Pool, Ranking, SearchText
-from serving.prefilter.cache import LRU
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, whatever the application asks for
 
@@ -126,4 +126,4 @@ class BM25Ranker:
                 if index is None:
                     index = await asyncio.to_thread(Index, pool)
                     self._indexes.put(pool.digests, index)
-        return Ranking(await asyncio.to_thread(index.scores, text))
+        return Ranking(index.scores(text))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.prefilter.cache import LRU
+from serving.cache import LRU
 
 
 def test_what_was_used_longest_ago_goes_first():
