@@ -129,14 +129,15 @@ class DenseRanker:
 
     Args:
         embedder: what makes the vectors.
-        cache_bytes: memory for candidates' vectors.
+        cache_bytes: memory for candidates' vectors: half for those of each candidate, half for those of whole pools.
     """
 
     name = "dense"
 
     def __init__(self, embedder: Embedder, cache_bytes: int) -> None:
         self._embedder = embedder
-        self._vectors: LRU[str, Vector] = LRU(cache_bytes, lambda vector: vector.nbytes + VECTOR_OVERHEAD)
+        self._vectors: LRU[str, Vector] = LRU(cache_bytes // 2, lambda vector: vector.nbytes + VECTOR_OVERHEAD)
+        self._pools: LRU[tuple[str, ...], NDArray[np.float32]] = LRU(cache_bytes // 2, lambda rows: rows.nbytes)
         self._embedding = asyncio.Lock()
 
     async def start(self) -> None:
@@ -149,20 +150,27 @@ class DenseRanker:
 
     async def rank(self, text: SearchText, pool: Pool) -> Ranking:
         """See `Ranker.rank`."""
-        vectors = self._vectors.get_many(pool.digests)
         started = time.perf_counter()
         [query] = await self._embedder.embed([text.text])
+        rows = self._pools.get(pool.digests)
+        if rows is None:
+            rows = await self._rows(pool)
+            self._pools.put(pool.digests, rows)
+        embedding_ms = (time.perf_counter() - started) * 1e3
+        # Not `@`: for so little work, waking the threads of BLAS costs twenty times the work.
+        return Ranking(np.einsum("cd,d->c", rows, query), embedding_ms)
+
+    async def _rows(self, pool: Pool) -> NDArray[np.float32]:
+        """The vectors of a pool's candidates (candidates, dimensions)."""
+        vectors = self._vectors.get_many(pool.digests)
         pairs = zip(pool.digests, pool.candidates, strict=True)
         missing = {digest: describe(candidate) for digest, candidate in pairs if digest not in vectors}
         # Texts of like length together: a batch is padded to its longest.
         ordered = sorted(missing, key=lambda digest: len(missing[digest]))
         for start in range(0, len(ordered), BATCH):
             vectors |= await self._embed({digest: missing[digest] for digest in ordered[start : start + BATCH]})
-        embedding_ms = (time.perf_counter() - started) * 1e3
-        rows = np.concatenate([vectors[digest] for digest in pool.digests]).reshape(len(pool.digests), -1)
-        # Not `@`: for so little work, waking the threads of BLAS costs twenty times the work.
-        scores = np.einsum("cd,d->c", rows.astype(np.float32), query)
-        return Ranking(scores, embedding_ms)
+        rows = np.concatenate([vectors[digest] for digest in pool.digests])
+        return rows.reshape(len(pool.digests), -1).astype(np.float32)
 
     async def _embed(self, texts: dict[str, str]) -> dict[str, Vector]:
         """Vectors by digest. One request at a time, so that the same candidates are not embedded twice in parallel."""

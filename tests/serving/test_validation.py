@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.types import InvalidRequestError
-from serving.validation import parse_json, parse_object, validated
+from serving.validation import Remembered, parse_json, parse_object, validated
 
 
 class Inner(BaseModel):
@@ -80,3 +80,27 @@ def test_paths_begin_where_the_caller_says() -> None:
 def test_validation_raises_nothing_else(value: Any) -> None:
     with contextlib.suppress(InvalidRequestError):
         validated(Outer.model_validate, value)
+
+
+def test_the_same_json_is_read_once() -> None:
+    seen: list[Any] = []
+
+    def read(value: Any) -> tuple[Any, ...]:
+        seen.append(value)
+        return tuple(value)
+
+    remembered = Remembered(read, 100)
+    assert remembered([1, "a"]) is remembered([1, "a"])
+    for other in ([1.0, "a"], [True, "a"], ["1", "a"], ["a", 1]):  # equal in Python or in parts, and not the same
+        assert remembered(other) == tuple(other)
+    assert len(seen) == 5
+    remembered(["x" * 200])  # more than is kept
+    remembered(["x" * 200])
+    assert len(seen) == 7
+
+
+def test_a_fault_is_told_every_time() -> None:
+    remembered = Remembered(lambda value: validated(Inner.model_validate, value, "here"), 100)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="name is missing"):
+            remembered({})

@@ -23,10 +23,12 @@ BRANCHES = [[7, 8, 9], [11], [13, 14, 15, 16, 17]]
 LABELS = [1000, 2000, 3000]
 
 
-def config(path: Path, adapter: Path | None = None, chunk: int = 512, cache_mb: int = 64) -> Config:
+def config(
+    path: Path, adapter: Path | None = None, chunk: int = 512, cache_mb: int = 64, dtype: str = "float32"
+) -> Config:
     return Config(
         model=ModelConfig(path=str(path), adapter=str(adapter) if adapter else None),
-        engine=EngineConfig(dtype="float32", chunk_tokens=chunk, prefix_cache_mb=cache_mb, threads=1),
+        engine=EngineConfig(dtype=dtype, chunk_tokens=chunk, prefix_cache_mb=cache_mb, threads=1),
     )
 
 
@@ -58,6 +60,13 @@ async def test_branches_see_the_prefix_and_themselves_only(start, tiny_llama: Pa
     np.testing.assert_allclose(scores.logprobs, expected, atol=1e-4)
     np.testing.assert_allclose(scores.mass, np.exp(expected).sum(1), atol=1e-5)
     assert scores.prompt_tokens == len(PREFIX) + 9
+
+
+async def test_in_bfloat16_the_numbers_are_as_near_as_its_digits(start, tiny_llama: Path) -> None:
+    engine = await start(config(tiny_llama, dtype="bfloat16", chunk=64))
+    scores = await engine.score(ScoreRequest(PREFIX, BRANCHES, LABELS))
+    expected = np.stack([reference(tiny_llama, [*PREFIX, *branch]) for branch in BRANCHES])
+    np.testing.assert_allclose(scores.logprobs, expected, atol=0.05)
 
 
 @pytest.mark.parametrize("chunk", [16, 512])
