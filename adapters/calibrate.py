@@ -1,26 +1,25 @@
 """Fits what turns an adapter's log-scores into probabilities: temperature, none bias, blend and prediction sets.
 
-Knows development cases and a router. All is fitted on cases that training held out and that are exchangeable with
-those the report is made on; the values go into the manifest, and say what they were fitted on. Half of the cases fit
-the scales, the other half (of other groups) the conformal thresholds: a threshold chosen on the cases that the
-probabilities were fitted on would promise too much.
+Knows development cases and a router's engine. All is fitted on cases that training held out and that are
+exchangeable with those the report is made on. What a prefilter kept is calibrated on lists that a prefilter kept,
+gold or no gold; lists that pass whole are calibrated on such lists. Half of the cases fit a scale, the other half
+(of other groups) its conformal thresholds: a threshold chosen on the cases that the probabilities were fitted on
+would promise too much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from adapters.cases import TrainingCase, read_cases
+from adapters.cases import TrainingCase
 from serving.posterior import Calibration, Scale
-from serving.prefilter.base import Pool, RankingPrefilter, search_text
 from serving.readout import read
 from serving.router import Router
 
@@ -29,18 +28,20 @@ Floats = NDArray[np.float64]
 # Lists of at least so many candidates share a none bias: short, medium and long ones.
 LENGTHS = (1, 4, 8)
 COVERAGES = (0.8, 0.9, 0.95)
+# Fewer cases than this in either half say too little.
+FEWEST = 50
 # Questions in flight, so that the engine can put several into one pass.
 TOGETHER = 4
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One case: what the model and the prefilter's ranker said of its list, and how right each option is.
+    """One case: what the model and the prefilter said of its list, and how right each option is.
 
     Attributes:
         group: cases of one group are dependent.
         scores: log-scores, none last.
-        prefilter: the ranker's scores of the candidates.
+        prefilter: the prefilter's scores of the candidates; all 0 where none ranked them.
         targets: how much of the right answer each option is, none last; sums to 1.
     """
 
@@ -50,39 +51,24 @@ class Scored:
     targets: Floats
 
 
-async def score(router: Router, cases: Sequence[TrainingCase]) -> list[Scored]:
-    """Ask a started router's engine and ranker about every case's own list, without any calibration.
-
-    Raises:
-        ValueError: the router's prefilter has no ranker.
-    """
-    if not isinstance(router.prefilter, RankingPrefilter):
-        raise ValueError("the blend needs a prefilter that ranks; set prefilter.method in the profile")
-    prefilter, waiting = router.prefilter, list(enumerate(cases))
+async def score(router: Router, cases: Sequence[TrainingCase], done: Callable[[], None] = lambda: None) -> list[Scored]:
+    """Ask a started router's engine about every case's own list, without any calibration. `done` follows each."""
+    waiting = list(enumerate(cases))
     scored: dict[int, Scored] = {}
 
     async def worker() -> None:
         while waiting:
             number, case = waiting.pop()
-            prompt = await asyncio.to_thread(router.template.render, case.messages, case.candidates)
+            prompt = router.template.render(case.messages, case.candidates)
             reading = await read(router.engine, router.template, prompt, salt="", deadline=None, whole=True)
-            pool = Pool.of(case.candidates)
-            ranking = await prefilter.ranker.rank(search_text(case.messages, prefilter.history_messages), pool)
-            ranked = np.zeros(len(case.candidates))
-            ranked[list(pool.positions)] = ranking.scores
+            prefilter = np.array(case.prefilter or [0.0] * len(case.candidates))
             targets = np.array([*case.targets, case.none_weight], dtype=np.float64)
-            scored[number] = Scored(
-                case.case_id.rpartition(":")[0] or case.case_id, reading.scores, ranked, targets / targets.sum()
-            )
+            group = case.group or case.case_id
+            scored[number] = Scored(group, reading.scores, prefilter, targets / targets.sum())
+            done()
 
     await asyncio.gather(*(worker() for _ in range(TOGETHER)))
     return [scored[number] for number in range(len(cases))]
-
-
-def _scale(values: Floats, *, blend: bool) -> Scale:
-    """A scale from the numbers that the optimiser moves; the temperature as its logarithm."""
-    biases = tuple((length, float(bias)) for length, bias in zip(LENGTHS, values[1 : 1 + len(LENGTHS)], strict=True))
-    return Scale(temperature=float(np.exp(values[0])), none_bias=biases, weight=float(values[-1]) if blend else 0.0)
 
 
 def loss(scale: Scale, scored: Sequence[Scored]) -> float:
@@ -94,31 +80,64 @@ def loss(scale: Scale, scored: Sequence[Scored]) -> float:
     return total / len(scored)
 
 
+class _Table:
+    """Cases as rows of equal length, so that the optimiser's thousand looks at them take seconds.
+
+    Columns are the candidates, padded by scores of minus infinity, then none.
+    """
+
+    def __init__(self, scored: Sequence[Scored]) -> None:
+        lengths = np.array([len(case.prefilter) for case in scored])
+        shape = len(scored), int(lengths.max()) + 1
+        self._scores, self._prefilter, right = np.full(shape, -np.inf), np.zeros(shape), np.zeros(shape, dtype=bool)
+        for row, case in enumerate(scored):
+            columns = [*range(len(case.prefilter)), -1]
+            self._scores[row, columns] = case.scores
+            self._prefilter[row, columns[:-1]] = case.prefilter
+            right[row, columns] = case.targets > 0
+        self._right = np.where(right, 0.0, -np.inf)
+        self._lengths = np.searchsorted(LENGTHS, lengths, side="right") - 1
+
+    def loss(self, temperature: float, biases: Floats, weight: float) -> float:
+        """As `loss`, of the scale that these numbers make."""
+        values = self._scores / temperature + weight * self._prefilter
+        values[:, -1] += biases[self._lengths]
+        each = np.logaddexp.reduce(values, axis=1) - np.logaddexp.reduce(values + self._right, axis=1)
+        return float(np.minimum(each, -np.log(1e-12)).mean())
+
+
 def fit_scale(scored: Sequence[Scored], *, blend: bool) -> Scale:
-    """The scale of least loss; a small quadratic penalty keeps a bias near 0 where few cases speak for it."""
-    start = np.zeros(1 + len(LENGTHS) + blend)
+    """The scale of least loss. A normal prior of deviation 1 keeps a bias near 0 where few cases speak for it."""
+    table, count = _Table(scored), len(LENGTHS)
 
     def objective(values: Floats) -> float:
-        return loss(_scale(values, blend=blend), scored) + 0.01 * float((values[1 : 1 + len(LENGTHS)] ** 2).sum())
+        biases = values[1 : 1 + count]
+        data = table.loss(float(np.exp(values[0])), biases, float(values[-1]) if blend else 0.0)
+        return data + 0.5 * float((biases**2).sum()) / len(scored)
 
-    best = minimize(objective, start, method="Powell", bounds=[(-3, 3)] + [(-6, 6)] * len(LENGTHS) + [(0, 200)] * blend)
-    return _scale(np.asarray(best.x, dtype=np.float64), blend=blend)
+    bounds = [(-3, 3)] + [(-6, 6)] * count + [(0, 200)] * blend
+    best = minimize(objective, np.zeros(len(bounds)), method="Powell", bounds=bounds).x
+    return Scale(
+        temperature=float(np.exp(best[0])),
+        none_bias=tuple((length, float(bias)) for length, bias in zip(LENGTHS, best[1 : 1 + count], strict=True)),
+        weight=float(best[-1]) if blend else 0.0,
+    )
 
 
 def conformal_thresholds(scale: Scale, scored: Sequence[Scored]) -> tuple[tuple[float, float], ...]:
     """For each coverage the mass a set must reach (split conformal prediction with adaptive sets, Romano et al. 2020).
 
-    A case's score is the mass of the options at least as probable as its most probable right one; the threshold is
-    the (1 + 1/n)-corrected quantile of those.
+    A case's score is the mass of the options more probable than its most probable right one: a set that must reach
+    more than that mass holds it. The threshold is the (1 + 1/n)-corrected quantile of the scores, and a little.
     """
     masses = []
     for case in scored:
         posterior = scale.probabilities(case.scores, len(case.prefilter), case.prefilter.tolist())
         right = posterior[case.targets > 0].max()
-        masses.append(float(posterior[posterior >= right].sum()))
+        masses.append(float(posterior[posterior > right].sum()))
     ordered = np.sort(masses)
     ranks = [min(int(np.ceil(coverage * (len(ordered) + 1))), len(ordered)) for coverage in COVERAGES]
-    return tuple((coverage, float(ordered[rank - 1])) for coverage, rank in zip(COVERAGES, ranks, strict=True))
+    return tuple((coverage, float(ordered[rank - 1]) + 1e-9) for coverage, rank in zip(COVERAGES, ranks, strict=True))
 
 
 def split_by_group(scored: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
@@ -131,32 +150,49 @@ def split_by_group(scored: Sequence[Scored]) -> tuple[list[Scored], list[Scored]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibration and how it did: mean loss in nats on the half that did not fit the scales."""
+    """A scale and how it does: mean loss in nats, of the raw scores and of the scale, on cases that did not fit it."""
 
-    calibration: Calibration
+    scale: Scale
     cases: int
-    loss_before: float
-    loss_plain: float
-    loss_blended: float
+    raw: float
+    scaled: float
+
+    def __str__(self) -> str:
+        return f"{self.cases} cases, {self.raw:.3f} nats raw, {self.scaled:.3f} scaled"
 
 
-def fit(scored: Sequence[Scored]) -> Fitted:
-    """Fit everything. The blend is kept only where it lowers the loss of cases that did not fit it.
+def fit(scored: Sequence[Scored], *, blend: bool) -> Fitted:
+    """A scale with its thresholds; with the blend only where that lowers the loss of cases that did not fit it.
 
     Raises:
         ValueError: too few cases to fit on.
     """
     fitting, checking = split_by_group(scored)
-    if min(len(fitting), len(checking)) < 50:
-        raise ValueError(f"{len(scored)} cases are too few to calibrate on; give at least a few hundred")
-    plain, blended = fit_scale(fitting, blend=False), fit_scale(fitting, blend=True)
-    losses = loss(Scale(), checking), loss(plain, checking), loss(blended, checking)
-    kept = blended if losses[2] < losses[1] else None
-    thresholds = conformal_thresholds(kept or plain, checking)
-    return Fitted(Calibration(plain=plain, blended=kept, conformal=thresholds), len(scored), *losses)
+    if min(len(fitting), len(checking)) < FEWEST:
+        raise ValueError(f"{len(scored)} cases are too few to calibrate on; give at least {4 * FEWEST}")
+    scales = [fit_scale(fitting, blend=False), *([fit_scale(fitting, blend=True)] if blend else [])]
+    losses = [loss(scale, checking) for scale in scales]
+    best = int(np.argmin(losses))
+    scale = scales[best].model_copy(update={"conformal": conformal_thresholds(scales[best], checking)})
+    return Fitted(scale, len(scored), loss(Scale(), checking), losses[best])
 
 
-def read_development(path: Path, limit: int | None) -> list[TrainingCase]:
-    """Development cases with at least one candidate."""
-    cases = [case for case in read_cases(path) if case.candidates]
-    return cases[:limit]
+async def calibrate(
+    router: Router, listed: Sequence[TrainingCase], kept: Sequence[TrainingCase], done: Callable[[], None]
+) -> tuple[Calibration, dict[str, Fitted]]:
+    """The calibration of a started router's adapter, and what each part was fitted on.
+
+    Args:
+        router: asked by its engine and template alone.
+        listed: held-out cases whose list passes whole.
+        kept: held-out cases with what a prefilter kept of everything, and its scores.
+        done: called after each case.
+
+    Raises:
+        ValueError: too few cases.
+    """
+    fitted = {
+        "listed": fit(await score(router, listed, done), blend=False),
+        "kept": fit(await score(router, kept, done), blend=True),
+    }
+    return Calibration(plain=fitted["listed"].scale, blended=fitted["kept"].scale), fitted

@@ -40,7 +40,8 @@ from serving.prefilter.base import search_text
 class TrainingCase:
     """A routing question with its whole list and the distribution that the router should answer.
 
-    `targets` has one weight for each candidate; with `none_weight` they sum to 1.
+    `targets` has one weight for each candidate; with `none_weight` they sum to 1. Cases for calibration also hold the
+    prefilter's score of each candidate, and their group.
     """
 
     case_id: str
@@ -49,6 +50,8 @@ class TrainingCase:
     candidates: tuple[Candidate, ...]
     targets: tuple[float, ...]
     none_weight: float
+    prefilter: tuple[float, ...] = ()
+    group: str = ""
 
 
 _LINE = TypeAdapter(TrainingCase)
@@ -81,7 +84,9 @@ def read_cases(path: Path) -> Iterator[TrainingCase]:
 
 
 def build_cases(recipe: CasesRecipe, root: Path, out: Path, embed: Embed) -> dict[str, Any]:
-    """Write `train.jsonl.gz`, `dev.jsonl.gz` and `manifest.json` into `out`; returns the manifest.
+    """Write `{train,dev,calibration}.jsonl.gz` and `manifest.json` into `out`; returns the manifest.
+
+    The cases for calibration are those of dev, each with what the prefilter keeps of everything that was on offer.
 
     Args:
         root: what the recipe's paths are relative to.
@@ -94,7 +99,7 @@ def build_cases(recipe: CasesRecipe, root: Path, out: Path, embed: Embed) -> dic
         for said in (name, *(Path(path).name for path in (source.path, source.foreign, source.catalogue) if path)):
             refuse_report_sets(said)
     indexes = _Indexes(root, embed)
-    parts: dict[Side, list[list[TrainingCase]]] = {"train": [], "dev": []}
+    parts: dict[str, list[list[TrainingCase]]] = {"train": [], "dev": [], "calibration": []}
     sources: dict[str, Any] = {}
     for name, source in recipe.sources.items():
         dataset = _read(source, root)
@@ -104,15 +109,17 @@ def build_cases(recipe: CasesRecipe, root: Path, out: Path, embed: Embed) -> dic
         )
         for side, chosen in _chosen(dataset, source, recipe).items():
             parts[side].append(list(_drawn(chosen, dataset, sampler, recipe, embed)))
+            if side == "dev":
+                parts["calibration"].append(list(_served([case for case, _ in chosen], sampler, recipe, embed)))
         sources[name] = {
             "licence": source.licence,
             "sha256": dict(dataset.sha256),
             **{side: len(part[-1]) for side, part in parts.items()},
         }
     manifest: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "sources": sources, "files": {}}
-    for side, part in parts.items():
-        file = out / f"{side}.jsonl.gz"
-        write_cases(file, mixed(part, generator(recipe.seed, side)))
+    for title, part in parts.items():
+        file = out / f"{title}.jsonl.gz"
+        write_cases(file, mixed(part, generator(recipe.seed, title)))
         manifest["files"][file.name] = file_sha256(file)
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return manifest
@@ -185,6 +192,21 @@ def _drawn(
             messages, candidates = vary(messages, candidates, dataset.by_id, rng)
         shown = tuple(map(_slim, candidates))
         yield TrainingCase(case.case_id, case.source, messages, shown, listing.targets, listing.none_weight)
+
+
+def _served(cases: Sequence[Case], sampler: Sampler, recipe: CasesRecipe, embed: Embed) -> Iterator[TrainingCase]:
+    """Each case once, as the server asks it: nothing is varied, and gold may be lost."""
+    once = list({case.case_id: case for case in cases}.values())
+    if recipe.history == "none":
+        once = list(map(without_history, once))
+    texts = [search_text(case.messages, recipe.history_messages) for case in once]
+    vectors = embed([text.text for text in texts]) if texts else ()
+    for case, text, vector in zip(once, texts, vectors, strict=True):
+        listing, scores = sampler.served(case, text, vector, recipe.k)
+        shown = tuple(map(_slim, listing.candidates))
+        yield TrainingCase(
+            case.case_id, case.source, case.messages, shown, listing.targets, listing.none_weight, scores, case.group
+        )
 
 
 def _asked(case: Case, recipe: CasesRecipe, rng: Generator) -> Case:

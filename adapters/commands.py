@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import Progress
 
 from adapters.datasets import file_sha256
 from serving.assembly import build_router
@@ -17,6 +19,7 @@ from serving.types import LightRouterError
 
 if TYPE_CHECKING:
     from adapters.calibrate import Fitted
+    from serving.posterior import Calibration
 
 app = typer.Typer(no_args_is_help=True, help="Make an adapter, and see whether it works.")
 
@@ -92,30 +95,36 @@ def package(
 @app.command()
 def calibrate(
     adapter: Annotated[Path, typer.Argument(help="Folder of an adapter with a manifest.", exists=True)],
-    dev: Annotated[Path, typer.Option(help="Development cases (*.jsonl.gz) held out from training.", exists=True)],
+    cases: Annotated[
+        Path, typer.Option(help="Folder of cases: dev.jsonl.gz and calibration.jsonl.gz.", exists=True)
+    ] = Path(".work/cases"),
     config: ConfigOption = DEFAULT_PROFILE,
-    limit: Annotated[int | None, typer.Option(help="At most so many cases.", min=100)] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many cases of each file.", min=200)] = None,
 ) -> None:
     """Fit temperature, none bias, blend and prediction sets, and write them into the manifest."""
-    from adapters.calibrate import fit, read_development, score  # noqa: PLC0415
+    from adapters.calibrate import calibrate as fit  # noqa: PLC0415
+    from adapters.cases import read_cases  # noqa: PLC0415
 
-    async def run() -> Fitted:
+    files = [cases / "dev.jsonl.gz", cases / "calibration.jsonl.gz"]
+
+    async def run() -> tuple[Calibration, dict[str, Fitted]]:
         router = build_router(_profile(config, adapter))
+        listed, kept = ([case for case in islice(read_cases(file), limit) if case.candidates] for file in files)
         await router.start()
         try:
-            return fit(await score(router, read_development(dev, limit)))
+            with Progress(console=console) as bar:
+                task = bar.add_task(adapter.name, total=len(listed) + len(kept))
+                return await fit(router, listed, kept, lambda: bar.advance(task))
         finally:
             await router.close()
 
     try:
-        fitted = asyncio.run(run())
+        calibration, fitted = asyncio.run(run())
     except (LightRouterError, ValueError) as error:
         fail(error, 2)
-    note = (
-        f"{dev.name} (sha256 {file_sha256(dev)}), {fitted.cases} cases; loss in nats on the half that fitted no scale: "
-        f"{fitted.loss_before:.3f} raw, {fitted.loss_plain:.3f} scaled, {fitted.loss_blended:.3f} blended"
-    )
-    Manifest.load(adapter).model_copy(update={"calibration": fitted.calibration, "calibrated_on": note}).save(adapter)
+    parts = zip(files, fitted.values(), strict=True)
+    note = "; ".join(f"{file.name} (sha256 {file_sha256(file)}): {part}" for file, part in parts)
+    Manifest.load(adapter).model_copy(update={"calibration": calibration, "calibrated_on": note}).save(adapter)
     console.print(note)
 
 

@@ -136,6 +136,7 @@ class Routed:
         probabilities = tuple(ranked.probability for ranked in decision.ranking)
         chosen = decision.prediction_set or ()
         mass = sum(p for id_, p in zip(kept, probabilities, strict=True) if id_ in chosen)
+        scale = router.calibration.scale(filtered=decision.prefilter.method != "none")
         return Answer(
             key,
             await self._retriever.behind(kept, messages, question),
@@ -145,7 +146,7 @@ class Routed:
             chosen=decision.chosen.candidate.id if decision.chosen else None,
             score=1.0 - decision.none_probability,
             prediction_set=tuple(chosen),
-            set_has_none=mass < router.calibration.set_threshold(COVERAGE) - 1e-9,
+            set_has_none=mass < scale.set_threshold(COVERAGE) - 1e-9,
             prompt_tokens=decision.prompt_tokens,
             ms=decision.timings_ms["total"],
         )

@@ -108,10 +108,14 @@ class CatalogueIndex:
         self.servers, self.server_codes = _coded(candidate.server for candidate in self.candidates)
         self._postings = Index(Pool(self.candidates, tuple(range(len(self.candidates))), ()))
 
-    def ranking(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Positions of `pool`, best first: BM25 and cosine, fused by reciprocal rank."""
+    def scores(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Of each of `pool`: BM25 and cosine, fused by reciprocal rank."""
         scores: list[NDArray[np.floating]] = [self._postings.scores(text)[pool], cosines(self.vectors[pool], vector)]
-        return pool[np.argsort(-reciprocal_rank_fusion(scores), kind="stable")]
+        return reciprocal_rank_fusion(scores)
+
+    def ranking(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Positions of `pool`, best first."""
+        return pool[np.argsort(-self.scores(text, vector, pool), kind="stable")]
 
 
 def _coded(texts: Iterable[str]) -> tuple[NDArray[np.intp], dict[str, int]]:

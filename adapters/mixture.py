@@ -64,6 +64,8 @@ class CasesRecipe(_Section):
     """`none` strips every case to query and observation: the ablation."""
     history_messages: int = Field(default=4, ge=0)
     """Messages before query and observation that hard negatives are searched with, as in a profile's prefilter."""
+    k: int = Field(default=10, ge=1)
+    """Candidates that the prefilter keeps in cases for calibration, as in a profile."""
     per_group: int = Field(default=6, ge=1)
     """Cases of one dialogue, trajectory or first request, before variants."""
     repeats: float = Field(default=0.7, ge=0, le=1)

@@ -122,6 +122,26 @@ class Sampler:
             none_weight=0.0 if gold else 1.0,
         )
 
+    def served(self, case: Case, text: SearchText, vector: Vectors, k: int) -> tuple[Listing, tuple[float, ...]]:
+        """The best `k` of everything on offer, best first, whether gold is among them or not; and their scores.
+
+        A case in which nothing fits is only valid over its own list.
+        """
+        index = self._index
+        if not case.gold and case.candidates is not None:
+            pool = np.array([index.position[id_] for id_ in case.candidates], dtype=np.intp)
+        else:
+            codes = [index.server_codes[name] for name in case.servers]
+            pool = np.flatnonzero(np.isin(index.servers, codes)) if codes else self._all
+            pool = pool[~np.isin(pool, [index.position[id_] for id_ in case.excluded if id_ in index.position])]
+        scores = index.scores(text, vector, pool)
+        best = np.argsort(-scores, kind="stable")[:k]
+        kept = [index.candidates[position] for position in pool[best]]
+        right = [candidate.id in case.right for candidate in kept]
+        share = 1 / sum(right) if any(right) else 0.0
+        listing = Listing(tuple(kept), tuple(share * is_right for is_right in right), 0.0 if share else 1.0)
+        return listing, tuple(scores[best].tolist())
+
     def _shown_gold(self, case: Case, length: int, rng: Generator) -> list[int]:
         """Positions of the right candidates that the list shows: one of each group, and never the whole list."""
         ids = [str(rng.choice(group)) for group in case.gold_groups] if case.gold_groups else list(case.gold)

@@ -21,6 +21,8 @@ class Scale(BaseModel):
         none_bias: added to none's scaled log-score, by number of candidates: pairs of (at least this many
             candidates, bias); the last pair that applies counts.
         weight: of the prefilter's scores, added to the candidates' scaled log-scores. 0 leaves them out.
+        conformal: pairs of (coverage, threshold): the smallest set whose probabilities reach `threshold` holds a
+            right answer with that coverage on data exchangeable with the calibration set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +30,7 @@ class Scale(BaseModel):
     temperature: float = Field(default=1.0, gt=0)
     none_bias: tuple[tuple[int, float], ...] = ()
     weight: float = 0.0
+    conformal: tuple[tuple[float, float], ...] = ()
 
     def probabilities(
         self, scores: NDArray[np.float64], candidates: int, prefilter_scores: Sequence[float] = ()
@@ -42,31 +45,6 @@ class Scale(BaseModel):
         posterior: NDArray[np.float64] = exponentials / exponentials.sum()
         return posterior
 
-
-class Calibration(BaseModel):
-    """How raw log-scores become probabilities and sets.
-
-    Attributes:
-        plain: where all candidates reached the model without a prefilter.
-        blended: where a prefilter ranked them first; None scales those as `plain`.
-        conformal: pairs of (coverage, threshold): the smallest set whose probabilities reach `threshold` holds a
-            right answer with that coverage on data exchangeable with the calibration set.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    plain: Scale = Scale()
-    blended: Scale | None = None
-    conformal: tuple[tuple[float, float], ...] = ()
-
-    def probabilities(
-        self, scores: NDArray[np.float64], *, candidates: int, prefilter_scores: Sequence[float] | None = None
-    ) -> NDArray[np.float64]:
-        """Posterior over `scores`; `prefilter_scores` is None where nothing was filtered."""
-        if prefilter_scores is None or self.blended is None:
-            return self.plain.probabilities(scores, candidates)
-        return self.blended.probabilities(scores, candidates, prefilter_scores)
-
     def set_threshold(self, coverage: float) -> float:
         """Probability mass that a set must reach for this coverage.
 
@@ -74,6 +52,24 @@ class Calibration(BaseModel):
         coverages the higher one is used, so that the promise holds.
         """
         return min((mass for fitted, mass in self.conformal if fitted >= coverage), default=coverage)
+
+
+class Calibration(BaseModel):
+    """How raw log-scores become probabilities and sets.
+
+    Attributes:
+        plain: where all candidates reached the model without a prefilter.
+        blended: where a prefilter ranked them first; None scales those as `plain`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plain: Scale = Scale()
+    blended: Scale | None = None
+
+    def scale(self, *, filtered: bool) -> Scale:
+        """What applies to candidates that a prefilter kept, or to a list that passed whole."""
+        return self.blended if filtered and self.blended else self.plain
 
 
 def prediction_set(probabilities: NDArray[np.float64], threshold: float) -> list[int]:

@@ -16,7 +16,7 @@ from prompts import Prompt, Template
 from serving.canary import AdapterCheck
 from serving.catalog.names import surface_names
 from serving.engine.base import Engine
-from serving.posterior import Calibration, prediction_set
+from serving.posterior import Calibration, Scale, prediction_set
 from serving.prefilter.base import Kept, Prefilter
 from serving.readout import Reading, read
 from serving.types import Candidate, Decision, InvalidRequestError, PrefilterReport, Ranked, RouteRequest
@@ -148,9 +148,8 @@ class Router:
     def _decide(
         self, request: RouteRequest, kept: Kept, candidates: list[Candidate], prompt: Prompt, reading: Reading
     ) -> Decision:
-        posterior = self.calibration.probabilities(
-            reading.scores, candidates=len(candidates), prefilter_scores=kept.scores if kept.filtered else None
-        )
+        scale = self.calibration.scale(filtered=kept.filtered)
+        posterior = scale.probabilities(reading.scores, len(candidates), kept.scores)
         order = np.argsort(-posterior, kind="stable")
         ranked = {int(i): Ranked(candidates[i], float(posterior[i])) for i in order if i < len(candidates)}
         best = int(order[0]) if reading.chosen is None else reading.chosen
@@ -158,21 +157,13 @@ class Router:
             chosen=ranked.get(best),
             none_probability=float(posterior[-1]) if request.allow_none else 0.0,
             ranking=tuple(ranked.values()) if reading.chosen is None else tuple(r for r in [ranked.get(best)] if r),
-            prediction_set=self._set(request, candidates, posterior),
+            prediction_set=_set(request, candidates, posterior, scale),
             prefilter=kept.report,
             truncated=tuple(prompt.truncated),
             prompt_tokens=reading.prompt_tokens,
             cached_tokens=reading.cached_tokens,
             model=self.model,
         )
-
-    def _set(
-        self, request: RouteRequest, candidates: list[Candidate], posterior: NDArray[np.float64]
-    ) -> tuple[str, ...] | None:
-        if request.coverage is None:
-            return None
-        positions = prediction_set(posterior, self.calibration.set_threshold(request.coverage))
-        return tuple(candidates[position].id for position in positions if position < len(candidates))
 
     def _without_question(self, request: RouteRequest, started: float) -> Decision:
         """No candidates: none. One candidate that must be taken: that one. No model is asked."""
@@ -189,3 +180,13 @@ class Router:
             model=self.model,
             timings_ms={"total": (time.perf_counter() - started) * 1e3},
         )
+
+
+def _set(
+    request: RouteRequest, candidates: list[Candidate], posterior: NDArray[np.float64], scale: Scale
+) -> tuple[str, ...] | None:
+    """Ids of the prediction set, where one is asked for."""
+    if request.coverage is None:
+        return None
+    positions = prediction_set(posterior, scale.set_threshold(request.coverage))
+    return tuple(candidates[position].id for position in positions if position < len(candidates))

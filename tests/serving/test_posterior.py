@@ -12,22 +12,22 @@ scores = st.lists(st.floats(-50, 50), min_size=1, max_size=30).map(np.array)
 
 @given(scores=scores, temperature=st.floats(0.1, 10), weight=st.floats(0, 5))
 def test_probabilities_sum_to_one_and_keep_the_order(scores: np.ndarray, temperature: float, weight: float) -> None:
-    plain = Calibration(plain=Scale(temperature=temperature)).probabilities(scores, candidates=len(scores))
+    plain = Scale(temperature=temperature).probabilities(scores, len(scores))
     assert plain.sum() == pytest.approx(1)
     assert scores[np.argmax(plain)] == pytest.approx(scores.max(), abs=1e-6)
     same = [1.0] * len(scores)
-    blended = Calibration(blended=Scale(weight=weight)).probabilities(
-        scores, candidates=len(scores), prefilter_scores=same
-    )
-    np.testing.assert_allclose(blended, Calibration().probabilities(scores, candidates=len(scores)), atol=1e-9)
+    blended = Scale(weight=weight).probabilities(scores, len(scores), same)
+    np.testing.assert_allclose(blended, Scale().probabilities(scores, len(scores)), atol=1e-9)
 
 
 def test_the_prefilters_scores_count_only_where_it_ranked() -> None:
     calibration = Calibration(plain=Scale(temperature=2), blended=Scale(weight=3))
-    unfiltered = calibration.probabilities(np.array([2.0, 0.0, 0.0]), candidates=2)
+    scores, prefilter = np.array([2.0, 0.0, 0.0]), [0.0, 1.0]
+    unfiltered = calibration.scale(filtered=False).probabilities(scores, 2, prefilter)
     np.testing.assert_allclose(np.log(unfiltered / unfiltered[2]), [1, 0, 0], atol=1e-9)
-    filtered = calibration.probabilities(np.array([2.0, 0.0, 0.0]), candidates=2, prefilter_scores=[0.0, 1.0])
+    filtered = calibration.scale(filtered=True).probabilities(scores, 2, prefilter)
     np.testing.assert_allclose(np.log(filtered / filtered[2]), [2, 3, 0], atol=1e-9)
+    assert Calibration(plain=Scale(temperature=2)).scale(filtered=True) == Scale(temperature=2)
 
 
 def test_the_none_bias_depends_on_the_number_of_candidates() -> None:
@@ -45,7 +45,7 @@ def test_no_bias_where_none_is_not_allowed() -> None:
 
 @given(scores=scores, coverage=st.floats(0.01, 0.99))
 def test_the_set_is_the_smallest_that_reaches_its_mass(scores: np.ndarray, coverage: float) -> None:
-    probabilities = Calibration().probabilities(scores, candidates=len(scores))
+    probabilities = Scale().probabilities(scores, len(scores))
     chosen = prediction_set(probabilities, coverage)
     assert probabilities[chosen].sum() >= coverage - 1e-9
     assert probabilities[chosen[:-1]].sum() < coverage
@@ -53,11 +53,11 @@ def test_the_set_is_the_smallest_that_reaches_its_mass(scores: np.ndarray, cover
 
 
 def test_thresholds_are_taken_from_the_next_higher_fitted_coverage() -> None:
-    calibration = Calibration(conformal=((0.8, 0.7), (0.9, 0.85)))
-    assert calibration.set_threshold(0.8) == 0.7
-    assert calibration.set_threshold(0.85) == 0.85
-    assert calibration.set_threshold(0.95) == 0.95  # beyond what was fitted: the model's word
-    assert Calibration().set_threshold(0.5) == 0.5
+    scale = Scale(conformal=((0.8, 0.7), (0.9, 0.85)))
+    assert scale.set_threshold(0.8) == 0.7
+    assert scale.set_threshold(0.85) == 0.85
+    assert scale.set_threshold(0.95) == 0.95  # beyond what was fitted: the model's word
+    assert Scale().set_threshold(0.5) == 0.5
 
 
 def test_an_unknown_constant_is_refused() -> None:
