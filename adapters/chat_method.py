@@ -69,7 +69,7 @@ class ChatModel:
         await self._retriever.warm(question)
         started = time.perf_counter()
         passed = await self._retriever.prefilter.select(request)
-        kept = [question.pool.candidates[position] for position in passed.positions]
+        kept = list(passed.candidates)
         names = surface_names(kept)
         body = {
             "model": self._model,

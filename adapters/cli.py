@@ -1,11 +1,13 @@
-"""The `light-router` command: serving's commands, and those of an adapter's life."""
+"""The `light-router` command: serving's commands, a catalogue's, and those of an adapter's life."""
 
 from adapters import commands
 from adapters.commands_eval import evaluate
 from serving.cli import app
+from serving.cli_upkeep import app as catalog
 
 app.command(name="eval")(evaluate)
 app.add_typer(commands.app, name="adapter")
+app.add_typer(catalog, name="catalog")
 
 
 def main() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
+from rich.table import Table
 
 from adapters.datasets import file_sha256
 from serving.assembly import build_router
@@ -21,12 +23,39 @@ if TYPE_CHECKING:
     from adapters.calibrate import Fitted
     from serving.posterior import Calibration
 
+ConfigOption = Annotated[Path, typer.Option("--config", help="Deployment profile (YAML) of the base model.")]
+
 app = typer.Typer(no_args_is_help=True, help="Make an adapter, and see whether it works.")
 
 
 @app.callback()
 def _adapter() -> None:
     """Make an adapter, and see whether it works."""
+
+
+@app.command()
+def cases(
+    data: Annotated[Path, typer.Option(help="What the recipe's paths are relative to.", exists=True)],
+    recipe: Annotated[Path, typer.Option(help="YAML: the mix.", exists=True)] = Path("adapters/recipes/cases.yaml"),
+    out: Annotated[Path, typer.Option(help="Folder for the cases, and for the vectors they were found with.")] = Path(
+        ".work/cases"
+    ),
+    config: ConfigOption = DEFAULT_PROFILE,
+) -> None:
+    """Make training, development and calibration cases from data sets and trajectories."""
+    from adapters.cases import build_cases  # noqa: PLC0415
+    from adapters.mining import CachedEmbedder  # noqa: PLC0415
+    from adapters.mixture import CasesRecipe  # noqa: PLC0415
+
+    try:
+        embed = CachedEmbedder(load_config(config).prefilter.embedder, out / "vectors.npz")
+        manifest = build_cases(CasesRecipe.load(recipe), data, out, embed)
+    except (OSError, ValueError) as error:
+        fail(error, 2)
+    table = Table("source", "licence", "train", "dev", "calibration")
+    for name, source in manifest["sources"].items():
+        table.add_row(name, source["licence"], *(str(source[side]) for side in ("train", "dev", "calibration")))
+    console.print(table)
 
 
 @app.command()
@@ -43,9 +72,6 @@ def train(
         run(Recipe.load(recipe), out or Path(".work/adapters") / recipe.stem, resume=resume)
     except ValueError as error:
         fail(error, 2)
-
-
-ConfigOption = Annotated[Path, typer.Option("--config", help="Deployment profile (YAML) of the base model.")]
 
 
 def _profile(config: Path, adapter: Path) -> Config:
@@ -126,6 +152,27 @@ def calibrate(
     note = "; ".join(f"{file.name} (sha256 {file_sha256(file)}): {part}" for file, part in parts)
     Manifest.load(adapter).model_copy(update={"calibration": calibration, "calibrated_on": note}).save(adapter)
     console.print(note)
+
+
+@app.command()
+def card(
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter with a manifest.", exists=True)],
+    report: Annotated[Path, typer.Option(help="JSON that `light-router eval` wrote.", exists=True)],
+    notes: Annotated[Path, typer.Option(help="Markdown: what the numbers mean, and what it cannot do.", exists=True)],
+) -> None:
+    """Write the model card, and the report's results into the manifest."""
+    from adapters.card import card as write  # noqa: PLC0415
+    from adapters.card import results  # noqa: PLC0415
+
+    try:
+        measured = json.loads(report.read_text(encoding="utf-8"))
+        manifest = Manifest.load(adapter).model_copy(update={"evaluation": results(measured)})
+        text = write(manifest, measured, notes.read_text(encoding="utf-8"))
+    except (KeyError, ValueError) as error:
+        fail(f"{report} is no report of an evaluation: {error!r}", 2)
+    manifest.save(adapter)
+    (adapter / "README.md").write_text(text, encoding="utf-8")
+    console.print(f"wrote {adapter / 'README.md'}")
 
 
 @app.command()

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 from adapters.answers import COVERAGE, Answer, Kind
 from adapters.datasets import file_sha256, without_history
 from adapters.questions import Question
-from adapters.retrieval import EnrichedPrefilter, Retriever
+from adapters.retrieval import Retriever
 from prompts import Message
 from prompts.question import query_position
 from serving.assembly import build_engine, build_router
 from serving.config import Config
 from serving.engine.base import Engine
-from serving.prefilter import RANKERS, Prefilter
-from serving.prefilter.base import Ranker, RankingPrefilter
-from serving.prefilter.fusion import FusedRanker
+from serving.prefilter import make_embeddings, make_rankers
+from serving.prefilter.base import Ranker
+from serving.prefilter.selection import RankingPrefilter
 from serving.router import Router
 from serving.types import InvalidRequestError, RouteRequest
 
@@ -208,18 +208,16 @@ class Parts:
     def retriever(self, method: str) -> Retriever:
         """The profile's prefilter with this ranking method."""
         if method not in self._retrievers:
-            prefilter: Prefilter = RankingPrefilter(self._rankers[method], self.config.prefilter)
-            if self._queries:
-                prefilter = EnrichedPrefilter(prefilter, self._queries)
+            settings = self.config.prefilter.model_copy(update={"method": method})
+            prefilter = RankingPrefilter(self._rankers, settings, queries=self._queries)
             self._retrievers[method] = Retriever(prefilter)
         return self._retrievers[method]
 
     @cached_property
     def _rankers(self) -> Mapping[str, Ranker]:
         """The methods of RETRIEVAL. They share an embedder and its vectors: a pool is embedded once."""
-        settings = self.config.prefilter
-        lexical, dense = RANKERS["bm25"](settings), RANKERS["dense"](settings)
-        return {"bm25": lexical, "dense": dense, "fused": FusedRanker(lexical, dense)}
+        settings = self.config.prefilter.model_copy(update={"method": "fused"})
+        return make_rankers(settings, make_embeddings(settings))
 
     def settings(self) -> Any:
         """What an answer depends on beside the code: the profile and the adapter's weights."""
@@ -256,7 +254,7 @@ class Parts:
             await part.close()
 
     def _parts(self) -> Sequence[Ranker | Engine]:
-        # The fused ranker is the others, which are started once.
+        # The fused ranker is the others.
         methods = {"bm25", "dense"} if "fused" in self._retrievers else set(self._retrievers)
         return [*(self._rankers[method] for method in methods), *(router.engine for router in self._routers)]
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from prompts import Candidate
 from prompts.candidate import describe
-from serving.prefilter.base import Pool, SearchText
-from serving.prefilter.dense import BATCH, LocalEmbedder
+from serving.prefilter.base import SearchText
+from serving.prefilter.embedder import BATCH, LocalEmbedder
 from serving.prefilter.fusion import reciprocal_rank_fusion
-from serving.prefilter.lexical import Index
+from serving.prefilter.postings import Postings
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Vectors]
@@ -106,11 +106,15 @@ class CatalogueIndex:
         self.names, _ = _coded(folded(candidate.name) for candidate in self.candidates)
         self.descriptions, _ = _coded(folded(candidate.description) for candidate in self.candidates)
         self.servers, self.server_codes = _coded(candidate.server for candidate in self.candidates)
-        self._postings = Index(Pool(self.candidates, tuple(range(len(self.candidates))), ()))
+        self._postings = Postings()
+        self._postings.add(map(describe, self.candidates))
 
     def scores(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.float64]:
         """Of each of `pool`: BM25 and cosine, fused by reciprocal rank."""
-        scores: list[NDArray[np.floating]] = [self._postings.scores(text)[pool], cosines(self.vectors[pool], vector)]
+        scores: list[NDArray[np.floating]] = [
+            self._postings.scores(text.parts)[pool],
+            cosines(self.vectors[pool], vector),
+        ]
         return reciprocal_rank_fusion(scores)
 
     def ranking(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -121,21 +121,25 @@ def sections(report: Mapping[str, Any]) -> list[Section]:
 
 def terminal(section: Section) -> Table:
     """For the terminal."""
-    table = Table(title=section.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(title=section.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(section.header):
-        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=number < 2)
+        shown.add_column(name, justify="left" if number < 2 else "right", no_wrap=number < 2)
     for row in section.rows:
-        table.add_row(*row)
-    return table
+        shown.add_row(*row)
+    return shown
 
 
 def markdown(title: str, parts: Sequence[Section]) -> str:
     """As Markdown."""
     lines = [f"# {title}", ""]
     for part in parts:
-        lines += [f"## {part.title}", "", _line(part.header), _line("---" for _ in part.header)]
-        lines += [*map(_line, part.rows), ""]
+        lines += table(part)
     return "\n".join(lines)
+
+
+def table(part: Section) -> list[str]:
+    """Lines of Markdown."""
+    return [f"## {part.title}", "", _line(part.header), _line("---" for _ in part.header), *map(_line, part.rows), ""]
 
 
 def _line(cells: Any) -> str:

@@ -5,7 +5,6 @@ Knows prefilters, candidates and enrichment files. Does not know what is right.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from adapters.answers import RANKING_DEPTH
 from adapters.datasets import open_lines
 from adapters.questions import Question
-from prompts import Candidate, Message
-from serving.prefilter import Kept, Prefilter
+from prompts import Message
+from serving.prefilter import Prefilter
 from serving.types import RouteRequest
 
 
@@ -39,40 +38,6 @@ def read_enrichment(path: Path) -> Mapping[str, tuple[str, ...]]:
             raise ValueError(f"{place}: no line of an enrichment file: {error.errors()[0]['msg']}") from error
         queries[read.id] = (*queries.get(read.id, ()), *read.queries)
     return queries
-
-
-class EnrichedPrefilter:
-    """A prefilter that finds candidates by their generated queries too (Toollery: manual and specification).
-
-    Only the search sees the queries: what passes are the candidates as they were sent.
-    """
-
-    def __init__(self, prefilter: Prefilter, queries: Mapping[str, Sequence[str]]) -> None:
-        self._prefilter = prefilter
-        self._queries = queries
-        self._enriched: dict[Candidate, Candidate] = {}
-
-    async def start(self) -> None:
-        """See `Prefilter.start`."""
-        await self._prefilter.start()
-
-    async def select(self, request: RouteRequest) -> Kept:
-        """See `Prefilter.select`."""
-        candidates = tuple(map(self._found_by, request.candidates))
-        return await self._prefilter.select(dataclasses.replace(request, candidates=candidates))
-
-    async def close(self) -> None:
-        """See `Prefilter.close`."""
-        await self._prefilter.close()
-
-    def _found_by(self, candidate: Candidate) -> Candidate:
-        queries = self._queries.get(candidate.id)
-        if not queries:
-            return candidate
-        if candidate not in self._enriched:
-            description = " ".join((candidate.description, *queries))
-            self._enriched[candidate] = dataclasses.replace(candidate, description=description)
-        return self._enriched[candidate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +68,7 @@ class Retriever:
         if depth < 1:
             return Retrieved(tuple(candidate.id for candidate in candidates), 0.0)
         kept = await self.prefilter.select(RouteRequest(tuple(messages), candidates, k=depth))
-        ids = [candidates[position].id for position in kept.positions]
+        ids = [candidate.id for candidate in kept.candidates]
         if len(candidates) <= RANKING_DEPTH:
             ids += question.pool.ids.difference(ids)  # the one that is left
         return Retrieved(tuple(ids), float(kept.scores[0]))

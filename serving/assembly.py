@@ -9,10 +9,14 @@ from pathlib import Path
 
 from prompts import PromptTokenizer, Template
 from serving.canary import AdapterCheck
+from serving.catalog.catalogs import Catalogs
+from serving.catalog.store import Store
 from serving.config import Config
 from serving.engine.base import Engine
 from serving.manifest import Manifest
-from serving.prefilter import Prefilter, make_prefilter
+from serving.prefilter import Prefilter, make_embeddings, make_rankers
+from serving.prefilter.embedder import Embeddings
+from serving.prefilter.selection import RankingPrefilter
 from serving.router import Router
 
 
@@ -25,6 +29,21 @@ def build_engine(config: Config) -> Engine:
     from serving.engine.local import LocalEngine  # noqa: PLC0415
 
     return LocalEngine(config)
+
+
+def build_catalogs(config: Config, embeddings: Embeddings | None) -> Catalogs | None:
+    """The profile's catalogues, not started; None where it names no database."""
+    if config.catalog.database is None:
+        return None
+    embedder = Path(config.prefilter.embedder).name
+    return Catalogs(Store(config.catalog.database), embeddings, embedder, config.catalog.poll_s)
+
+
+def build_prefilter(config: Config) -> RankingPrefilter:
+    """The profile's prefilter, not started."""
+    embeddings = make_embeddings(config.prefilter)
+    rankers = make_rankers(config.prefilter, embeddings)
+    return RankingPrefilter(rankers, config.prefilter, build_catalogs(config, embeddings))
 
 
 def with_manifest(config: Config) -> tuple[Config, Manifest | None]:
@@ -77,7 +96,7 @@ def build_router(config: Config, prefilter: Prefilter | None = None) -> Router:
     return Router(
         template=template,
         engine=build_engine(config),
-        prefilter=prefilter or make_prefilter(config.prefilter),
+        prefilter=prefilter or build_prefilter(config),
         base_model=model.name,
         adapter=model.served_name if model.adapter else None,
         check=check,

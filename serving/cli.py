@@ -15,10 +15,11 @@ from typing import Annotated, NoReturn
 import typer
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from serving.api.app import create_app
-from serving.api.route import RouteBody, answer_of, messages_of, request_of
+from serving.api.route import RouteBody, answer_of, messages_of, offered, request_of
 from serving.assembly import build_router, with_manifest
 from serving.catalog.shapes import candidates_from
 from serving.config import Config
@@ -38,7 +39,7 @@ ConfigOption = Annotated[Path, typer.Option("--config", help="Deployment profile
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:
     """Say what was wrong, without a traceback, and end."""
-    errors.print(f"[bold red]error:[/] {error}", highlight=False, markup=True)
+    errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -89,7 +90,7 @@ def route(
         sent = {"query": query, "candidates": read_items(tools), "history": read_items(history) if history else []}
         body = parse_object(RouteBody, json.dumps(sent))
         messages, truncated = messages_of(body)
-        candidates = candidates_from(body.candidates)
+        candidates = offered(body, candidates_from)
         router = build_router(profile)
         decision = asyncio.run(_decide(router, request_of(body, messages, candidates, router.max_k)))
     except (LightRouterError, ValueError) as error:
@@ -158,11 +159,25 @@ def bench(
     config: ConfigOption = DEFAULT_PROFILE,
     output: Annotated[Path | None, typer.Option("--json", help="Write the numbers as JSON.")] = None,
     requests: Annotated[int, typer.Option(help="Requests of each shape, one after the other.", min=5)] = 30,
+    catalogue: Annotated[
+        int | None, typer.Option(help="Measure a catalogue of so many candidates in place of the server.", min=1)
+    ] = None,
+    candidates: Annotated[
+        Path | None, typer.Option(help="Catalogue lines that it holds, and variants of them.", exists=True)
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where its database stays: a second run embeds nothing.")] = Path(
+        ".work"
+    ),
 ) -> None:
-    """Measure a live server of this profile, and the engine against the bare model."""
+    """Measure a live server of this profile, and the engine against the bare model; or a catalogue."""
+    from serving import bench_catalog  # noqa: PLC0415
     from serving.bench import measure, report  # noqa: PLC0415  (torch)
 
-    numbers = asyncio.run(measure(load_config(config), config, requests))
+    profile = load_config(config)
+    if catalogue is not None:
+        numbers = asyncio.run(bench_catalog.measure(catalogue, profile.prefilter.embedder, candidates, folder))
+    else:
+        numbers = asyncio.run(measure(profile, config, requests))
     console.print(report(numbers))
     if output:
         output.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

@@ -74,10 +74,31 @@ class EngineConfig(Section):
     a bare flag, false its `--no-` form, null leaves the option to vLLM's default."""
 
 
+class GraphConfig(Section):
+    """How the graph of servers, tools and intentions ranks (SING). The paper's weights are all 1."""
+
+    semantic: float = Field(default=1.0, ge=0)
+    """What similarity to its description, or to its tools', counts for a server."""
+    pagerank: float = Field(default=1.0, ge=0)
+    """What its PageRank counts for a server."""
+    description: float = Field(default=1.0, ge=0)
+    """What similarity to its description counts for a tool."""
+    intention: float = Field(default=1.0, ge=0)
+    """What similarity to the best of its intentions counts for a tool."""
+    graph: float = Field(default=1.0, ge=0)
+    """What its PageRank counts for a tool."""
+    servers: int = Field(default=5, ge=1)
+    """Servers whose tools are ranked."""
+    tools: int = Field(default=10, ge=1)
+    """Tools found for each sub-task."""
+    damping: float = Field(default=0.85, gt=0, le=0.95)
+    """Probability that a walk through the graph goes on."""
+
+
 class PrefilterConfig(Section):
     """How a long candidate list is bounded before the model reads it."""
 
-    method: Literal["fused", "bm25", "dense"] = "fused"
+    method: Literal["fused", "bm25", "dense", "graph"] = "fused"
     k: int = Field(default=10, ge=1)
     """Candidates that reach the model. Lists no longer than this skip the prefilter."""
     history_messages: int = Field(default=4, ge=0)
@@ -87,6 +108,81 @@ class PrefilterConfig(Section):
     """Memory for embeddings of candidates, by content."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of the embedder; by default one for each core."""
+    graph: GraphConfig = GraphConfig()
+
+
+class CatalogConfig(Section):
+    """Where catalogues are kept. Without a database requests bring their candidates themselves."""
+
+    database: str | None = None
+    """`sqlite:///PATH`, or `postgresql://USER:PASSWORD@HOST/DATABASE` where several replicas share it."""
+    poll_s: float = Field(default=1.0, gt=0)
+    """How often other replicas' changes are looked for."""
+
+
+class LLMConfig(Section):
+    """A chat model behind an OpenAI-compatible endpoint, for work that is not routing: enrichment and data making."""
+
+    url: str = "http://127.0.0.1:8001/v1"
+    model: str = ""
+    """Its name at the endpoint."""
+    api_key: SecretStr | None = None
+    concurrency: int = Field(default=8, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0)
+    constraint: Literal["json_schema", "json_object"] = "json_schema"
+    """How it is told to answer in JSON; `json_object` where the endpoint knows no schemas."""
+    input_price: float = Field(default=0.0, ge=0)
+    """US dollars for a million tokens read."""
+    output_price: float = Field(default=0.0, ge=0)
+    """US dollars for a million tokens written."""
+
+
+class UpstreamConfig(Section):
+    """Bounds of one server behind the agent, where they differ from all others'."""
+
+    timeout_s: float | None = Field(default=None, gt=0)
+    concurrency: int | None = Field(default=None, ge=1)
+
+
+class AgentConfig(Section):
+    """The Light Routing Agent: what it sits in front of, and its bounds."""
+
+    sources: list[str] = Field(default_factory=list)
+    """mcp.json files, server.json files, URLs of MCP servers or agent cards, folders of skills: as `catalog sync`
+    takes them."""
+    catalog: str = "agent"
+    """The catalogue that they are read into, and that is routed over."""
+    recorded_servers: bool = False
+    """Whether servers that the catalogue knows from elsewhere are connected to as well. Whoever may write the
+    catalogue may then start processes here and send this environment's variables anywhere."""
+    types: list[Literal["tool", "agent", "skill"]] = Field(default_factory=list)
+    """What may be routed to; empty means everything. `[agent]` for teaming."""
+    pinned: list[str] = Field(default_factory=list)
+    """Names of candidates that are listed as tools of their own beside `route` and `execute`."""
+    alternatives: int = Field(default=3, ge=0)
+    """Candidates that `route` names beside the decision where its caller does not say how many."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """The longest one call of an upstream may take, waiting for its turn included."""
+    concurrency: int = Field(default=8, ge=1)
+    """Calls of one upstream at a time; more wait."""
+    upstreams: dict[str, UpstreamConfig] = Field(default_factory=dict)
+    """By the server's name."""
+    reconnect_s: float = Field(default=1.0, gt=0)
+    """The shortest time before a lost connection is made again; it doubles while that fails."""
+    interval_s: float = Field(default=300.0, gt=0)
+    """How often each upstream's list is read again, even where it says nothing of a change."""
+    start_timeout_s: float = Field(default=30.0, gt=0)
+    """How long serving waits at start for the first lists; later ones join when they come."""
+    thread_ttl_s: float = Field(default=86_400.0, gt=0)
+    """A thread that nobody has used for so long is forgotten."""
+    thread_characters: int = Field(default=24_000, ge=1_000)
+    """Characters of a thread that are kept; the oldest steps go first."""
+    result_characters: int = Field(default=2_000, ge=100)
+    """Characters of one result, or of one call's arguments, that a thread keeps."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """HTTP: values of `Host` beside this machine's own, such as `router.example:*`."""
+    allowed_origins: list[str] = Field(default_factory=list)
+    """HTTP: values of `Origin` beside this machine's own, such as `https://app.example`."""
 
 
 class ServerConfig(Section):
@@ -115,7 +211,10 @@ class Config(BaseSettings):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     prefilter: PrefilterConfig = PrefilterConfig()
+    catalog: CatalogConfig = CatalogConfig()
+    llm: LLMConfig = LLMConfig()
     server: ServerConfig = ServerConfig()
+    agent: AgentConfig = AgentConfig()
 
     @classmethod
     def settings_customise_sources(

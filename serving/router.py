@@ -19,7 +19,7 @@ from serving.engine.base import Engine
 from serving.posterior import Calibration, Scale, prediction_set
 from serving.prefilter.base import Kept, Prefilter
 from serving.readout import Reading, read
-from serving.types import Candidate, Decision, InvalidRequestError, PrefilterReport, Ranked, RouteRequest
+from serving.types import Candidate, Decision, InvalidRequestError, Ranked, RouteRequest
 
 # Messages and candidates that are worded in the event loop: a thread would take longer to wake. At their longest it
 # takes 10 ms.
@@ -98,11 +98,10 @@ class Router:
         self._check(request)
         if request.deadline is None:
             request = replace(request, deadline=time.monotonic() + self._timeout_s)
-        if not request.candidates or (len(request.candidates) == 1 and not request.allow_none):
-            return self._without_question(request, started)
-
         kept = await self.prefilter.select(request)
-        candidates = [request.candidates[position] for position in kept.positions]
+        candidates = list(kept.candidates)
+        if not candidates or (len(candidates) == 1 and not request.allow_none):
+            return self._without_question(request, kept, started)
         filtered = time.perf_counter()
         if len(request.messages) + len(candidates) <= _AT_ONCE:
             prompt = self._ask(request, candidates)
@@ -135,7 +134,7 @@ class Router:
             raise InvalidRequestError(f"k is {request.k}; it must be from 1 to {self.max_k or 'any number'}", "k")
         if request.coverage is not None and not 0 < request.coverage < 1:
             raise InvalidRequestError(f"coverage is {request.coverage}; it must lie between 0 and 1", "coverage")
-        if not request.candidates and not request.allow_none:
+        if not request.candidates and request.catalog is None and not request.allow_none:
             raise InvalidRequestError("there is no candidate, and none is not allowed: nothing can be chosen")
 
     def _ask(self, request: RouteRequest, candidates: list[Candidate]) -> Prompt:
@@ -165,15 +164,15 @@ class Router:
             model=self.model,
         )
 
-    def _without_question(self, request: RouteRequest, started: float) -> Decision:
+    def _without_question(self, request: RouteRequest, kept: Kept, started: float) -> Decision:
         """No candidates: none. One candidate that must be taken: that one. No model is asked."""
-        ranking = tuple(Ranked(candidate, 1.0) for candidate in request.candidates)
+        ranking = tuple(Ranked(candidate, 1.0) for candidate in kept.candidates)
         return Decision(
             chosen=ranking[0] if ranking else None,
             none_probability=0.0 if ranking else 1.0,
             ranking=ranking,
-            prediction_set=None if request.coverage is None else tuple(c.id for c in request.candidates),
-            prefilter=PrefilterReport("none", len(ranking), len(ranking)),
+            prediction_set=None if request.coverage is None else tuple(c.id for c in kept.candidates),
+            prefilter=kept.report,
             truncated=(),
             prompt_tokens=0,
             cached_tokens=0,

@@ -14,18 +14,22 @@ from prompts import Candidate, Message, ToolCall, Truncation
 __all__ = [
     "BusyError",
     "Candidate",
+    "ConflictError",
     "Decision",
     "EngineError",
     "EngineTimeoutError",
     "EngineUnavailableError",
+    "Filter",
     "ForbiddenError",
     "InvalidRequestError",
     "LightRouterError",
     "Message",
+    "ModelNotFoundError",
     "NotFoundError",
     "PrefilterReport",
     "Ranked",
     "RouteRequest",
+    "StoreError",
     "TooLargeError",
     "ToolCall",
     "Truncation",
@@ -46,7 +50,15 @@ class InvalidRequestError(LightRouterError):
 
 
 class NotFoundError(LightRouterError):
-    """The model or catalogue that was named does not exist."""
+    """The catalogue, candidate or model that was named does not exist."""
+
+
+class ModelNotFoundError(NotFoundError):
+    """The model that was named does not exist."""
+
+
+class ConflictError(LightRouterError):
+    """What was to be changed has another version than the caller demanded: someone else has changed it."""
 
 
 class UnauthorizedError(LightRouterError):
@@ -69,6 +81,10 @@ class BusyError(LightRouterError):
         self.retry_after = retry_after
 
 
+class StoreError(LightRouterError):
+    """The catalogue's database cannot be used."""
+
+
 class EngineError(LightRouterError):
     """The engine failed."""
 
@@ -82,12 +98,28 @@ class EngineTimeoutError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
+class Filter:
+    """Some of a catalogue's candidates: those that fit every kind of thing named, by one of the things named."""
+
+    ids: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RouteRequest:
     """One routing question, as every surface asks it.
 
     Attributes:
         messages: the conversation so far, oldest first, at least one.
         candidates: what may be chosen; ids are unique. Empty means that only none can be the answer.
+        catalog: the catalogue whose candidates may be chosen, in place of `candidates`.
+        include: only these of the catalogue's.
+        exclude: none of these of the catalogue's.
+        principals: who asks; a catalogue's candidate may be restricted to some.
+        methods: how the prefilter ranks; more than one are fused. Empty takes the profile's.
+        subtasks: what the task consists of, where the caller knows; each is searched for too.
         allow_none: whether "none of these" is an answer.
         k: at most this many candidates reach the router; None takes the profile's number.
         coverage: asks for a prediction set that holds a right candidate with this probability, in (0, 1).
@@ -98,12 +130,18 @@ class RouteRequest:
     """
 
     messages: tuple[Message, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...] = ()
     allow_none: bool = True
     k: int | None = None
     coverage: float | None = None
     ranking: bool = True
     pinned: frozenset[str] = frozenset()
+    catalog: str | None = None
+    include: Filter | None = None
+    exclude: Filter | None = None
+    principals: frozenset[str] = frozenset()
+    methods: tuple[str, ...] = ()
+    subtasks: tuple[str, ...] = ()
     cache_salt: str = ""
     deadline: float | None = None
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.middleware import Middleware
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.api import chat, health, models, route
+from serving.api import catalogs, chat, health, models, route, search
 from serving.api.auth import AuthMiddleware, RequestIdMiddleware
 from serving.api.errors import OutcomeMiddleware
 from serving.api.limits import BodyLimitMiddleware
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from serving.router import Router
 
 # Surfaces that metrics count by name.
-_SURFACES = {route.PATH: "route", chat.PATH: "chat"}
+_SURFACES = {route.PATH: "route", chat.PATH: "chat", search.PATH: "search"}
 
 
 def create_app(config: Config, router: Router, telemetry: Telemetry) -> FastAPI:
@@ -67,14 +68,20 @@ def create_app(config: Config, router: Router, telemetry: Telemetry) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    for surface in (
+    surfaces = [
         route.routes(service),
         chat.routes(service),
+        search.routes(service),
         models.routes(service),
         health.routes(service.readiness, telemetry),
-    ):
+    ]
+    bodies: list[type[BaseModel]] = [route.RouteBody, chat.ChatBody, search.SearchBody]
+    if router.prefilter.catalogs is not None:
+        surfaces.append(catalogs.routes(router.prefilter.catalogs.store))
+        bodies += catalogs.BODIES
+    for surface in surfaces:
         app.include_router(surface)
-    describe(app, [route.RouteBody, chat.ChatBody], with_key=bool(config.server.api_keys))
+    describe(app, bodies, with_key=bool(config.server.api_keys))
     return app
 
 

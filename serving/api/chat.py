@@ -6,7 +6,7 @@ is accepted and has no effect; what would ask for something else than one choice
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -20,6 +20,7 @@ from serving.api.errors import documented
 from serving.api.messages import MessageItem, conversation
 from serving.api.models import check_model
 from serving.api.openapi import DocumentedRoute, json_body
+from serving.api.route import FilterBody
 from serving.api.service import Service
 from serving.catalog.shapes import Custom, CustomTool, Function, FunctionTool, candidates_of
 from serving.types import (
@@ -28,8 +29,11 @@ from serving.types import (
     EngineError,
     EngineTimeoutError,
     InvalidRequestError,
+    Message,
+    ModelNotFoundError,
     NotFoundError,
     RouteRequest,
+    StoreError,
     TooLargeError,
 )
 from serving.validation import REMEMBERED_BYTES, Remembered, parse_object, validated
@@ -37,11 +41,13 @@ from serving.validation import REMEMBERED_BYTES, Remembered, parse_object, valid
 PATH = "/v1/chat/completions"
 _ERRORS = (
     InvalidRequestError,
+    ModelNotFoundError,
     NotFoundError,
     TooLargeError,
     BusyError,
     EngineError,
     EngineTimeoutError,
+    StoreError,
 )
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -169,6 +175,17 @@ class ChatBody(_Shape):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
+    # Ours, for clients that send fields of their own (`extra_body` in OpenAI's).
+    catalog: Annotated[
+        str | None,
+        Field(
+            description="The catalogue whose candidates may be called, in place of `tools`. A function's name is then "
+            "one that nothing else in the catalogue has, and `candidate` of the answer tells the id."
+        ),
+    ] = None
+    include: Annotated[FilterBody | None, Field(description="Only these of the catalogue's candidates.")] = None
+    exclude: Annotated[FilterBody | None, Field(description="None of these of the catalogue's candidates.")] = None
+
     frequency_penalty: Ignored = None
     max_completion_tokens: Ignored = None
     max_tokens: Ignored = None
@@ -206,6 +223,15 @@ def _check(body: ChatBody) -> None:
         raise InvalidRequestError("stream_options needs stream: true", "stream_options")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    if body.catalog is not None and body.tools is not None:
+        raise InvalidRequestError("send either `tools` or `catalog`, not both", "catalog")
+    if body.catalog is not None and body.tool_choice is not None and not isinstance(body.tool_choice, str):
+        raise InvalidRequestError(
+            'tool_choice with `catalog` is "none", "auto" or "required"; `include` allows only some', "tool_choice"
+        )
+    for name in ("include", "exclude"):
+        if body.catalog is None and getattr(body, name) is not None:
+            raise InvalidRequestError(f"{name} filters a catalogue; send `catalog`, or leave tools out", name)
 
 
 def _check_parameters(schema: dict[str, Any], where: str) -> None:
@@ -264,6 +290,23 @@ def _question(choice: ToolChoice | None, tools: Tools) -> tuple[tuple[Candidate,
     return allowed, isinstance(choice, AllowedChoice) and choice.allowed_tools.mode == "auto"
 
 
+def _request(body: ChatBody, messages: tuple[Message, ...], tools: Tools) -> RouteRequest:
+    """The question that the body asks."""
+    request = RouteRequest(messages, ranking=bool(body.logprobs))
+    if body.catalog is None:
+        candidates, allow_none = _question(body.tool_choice, tools)
+        return replace(request, candidates=candidates, allow_none=allow_none)
+    if body.tool_choice == "none":
+        return request
+    return replace(
+        request,
+        allow_none=body.tool_choice != "required",
+        catalog=body.catalog,
+        include=body.include.filter() if body.include else None,
+        exclude=body.exclude.filter() if body.exclude else None,
+    )
+
+
 def routes(service: Service) -> APIRouter:
     """POST /v1/chat/completions."""
     read_tools = Remembered(tools_from, REMEMBERED_BYTES)
@@ -285,11 +328,12 @@ def routes(service: Service) -> APIRouter:
             _check(body)
             messages, truncated = conversation(body.messages)
             tools = read_tools(body.tools)
-            candidates, allow_none = _question(body.tool_choice, tools)
-            request = RouteRequest(messages, candidates, allow_none=allow_none, ranking=bool(body.logprobs))
+            request = _request(body, messages, tools)
             decision = await service.decide(http, request)
+            name_of = await service.names(request.catalog)
         answer = completion(
             decision,
+            name_of=name_of,
             custom={tool.name for kind, tool in zip(tools.kinds, tools.candidates, strict=True) if kind == "custom"},
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             truncated=truncated,

@@ -9,13 +9,13 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from serving.api.answers import TruncationAnswer
-from serving.types import Decision, Truncation
+from serving.types import Candidate, Decision, Truncation
 
 # The token of "none of these" in logprobs: with its spaces it can be no function's name.
 NONE_TOKEN = "none of these"  # noqa: S105
@@ -108,7 +108,9 @@ class Usage(BaseModel):
 
 
 class ChatAnswer(BaseModel):
-    """A chat completion. `truncated` is ours: what the model did not see whole."""
+    """A chat completion. Ours are `truncated`, what the model did not see whole, and `candidate`, the id of the one
+    that is called: a catalogue's ids are no names.
+    """
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -117,21 +119,29 @@ class ChatAnswer(BaseModel):
     choices: list[Choice]
     usage: Usage
     truncated: list[TruncationAnswer]
+    candidate: str | None
 
 
 def completion(
-    decision: Decision, *, custom: Collection[str], top_logprobs: int | None, truncated: Sequence[Truncation]
+    decision: Decision,
+    *,
+    name_of: Callable[[Candidate], str],
+    custom: Collection[str],
+    top_logprobs: int | None,
+    truncated: Sequence[Truncation],
 ) -> ChatAnswer:
     """The decision as a completion.
 
     Args:
-        decision: what the router decided among candidates whose names are the functions'.
+        decision: what the router decided.
+        name_of: the name of each candidate's function.
         custom: names of the custom tools; all others are functions.
         top_logprobs: how many of the most probable answers to list; None for no logprobs at all.
         truncated: what the surface itself could not pass on.
     """
     chosen = decision.chosen
-    calls = chosen and [_call(chosen.candidate.name, chosen.candidate.name in custom)]
+    name = name_of(chosen.candidate) if chosen else ""
+    calls = [_call(name, name in custom)] if chosen else None
     written = int(decision.prompt_tokens > 0)
     return ChatAnswer(
         id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -140,7 +150,7 @@ def completion(
         choices=[
             Choice(
                 message=AnswerMessage(content=None if calls else "", tool_calls=calls),
-                logprobs=None if top_logprobs is None else _logprobs(decision, top_logprobs),
+                logprobs=None if top_logprobs is None else _logprobs(decision, name_of, top_logprobs),
                 finish_reason="tool_calls" if calls else "stop",
             )
         ],
@@ -151,6 +161,7 @@ def completion(
             prompt_tokens_details=PromptTokensDetails(cached_tokens=decision.cached_tokens),
         ),
         truncated=[TruncationAnswer.of(truncation) for truncation in (*truncated, *decision.truncated)],
+        candidate=chosen.candidate.id if chosen else None,
     )
 
 
@@ -184,7 +195,7 @@ def events(answer: ChatAnswer, *, include_usage: bool) -> Iterator[str]:
         yield chunk(start, logprobs)
     last = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
     truncated = [truncation.model_dump() for truncation in answer.truncated]
-    yield _event({**common, "choices": [last], "truncated": truncated})
+    yield _event({**common, "choices": [last], "truncated": truncated, "candidate": answer.candidate})
     if include_usage:
         yield _event({**common, "choices": [], "usage": answer.usage.model_dump()})
     yield "data: [DONE]\n\n"
@@ -197,14 +208,14 @@ def _call(name: str, custom: bool) -> FunctionCall | CustomCall:
     return FunctionCall(id=call_id, function=CalledFunction(name=name))
 
 
-def _logprobs(decision: Decision, top: int) -> Logprobs:
-    posterior = [(ranked.candidate.name, ranked.probability) for ranked in decision.ranking]
+def _logprobs(decision: Decision, name_of: Callable[[Candidate], str], top: int) -> Logprobs:
+    posterior = [(name_of(ranked.candidate), ranked.probability) for ranked in decision.ranking]
     posterior.append((NONE_TOKEN, decision.none_probability))
     posterior.sort(key=lambda answer: -answer[1])
     if decision.chosen is None:
         token = _top_logprob(NONE_TOKEN, decision.none_probability)
     else:
-        token = _top_logprob(decision.chosen.candidate.name, decision.chosen.probability)
+        token = _top_logprob(name_of(decision.chosen.candidate), decision.chosen.probability)
     best = [_top_logprob(name, probability) for name, probability in posterior[:top]]
     return Logprobs(content=[TokenLogprob(**token.model_dump(), top_logprobs=best)])
 

@@ -21,12 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.telemetry import Telemetry
 from serving.types import (
     BusyError,
+    ConflictError,
     EngineError,
     EngineTimeoutError,
     ForbiddenError,
     InvalidRequestError,
     LightRouterError,
+    ModelNotFoundError,
     NotFoundError,
+    StoreError,
     TooLargeError,
     UnauthorizedError,
 )
@@ -49,13 +52,16 @@ class Kind:
 # The first class that fits counts.
 KINDS: tuple[tuple[type[LightRouterError], Kind], ...] = (
     (InvalidRequestError, Kind(422, "invalid_request_error", "invalid_request")),
-    (NotFoundError, Kind(404, "invalid_request_error", "model_not_found")),
+    (ModelNotFoundError, Kind(404, "invalid_request_error", "model_not_found")),
+    (NotFoundError, Kind(404, "invalid_request_error", "not_found")),
+    (ConflictError, Kind(412, "invalid_request_error", "version_conflict")),
     (UnauthorizedError, Kind(401, "authentication_error", "invalid_api_key")),
     (ForbiddenError, Kind(403, "permission_error", "forbidden")),
     (TooLargeError, Kind(413, "invalid_request_error", "request_too_large")),
     (BusyError, Kind(429, "rate_limit_error", "busy")),
     (EngineTimeoutError, Kind(504, "server_error", "engine_timeout")),
     (EngineError, Kind(503, "server_error", "engine_unavailable")),
+    (StoreError, Kind(503, "server_error", "database_unavailable")),
 )
 _UNEXPECTED = Kind(500, "server_error", "internal_error")
 _OPENAI_PATHS = ("/v1/chat/", "/v1/models")
@@ -148,7 +154,7 @@ class OutcomeMiddleware:
             request_id = Request(scope).state.request_id
             if _kind(error) is _UNEXPECTED:
                 logger.exception("request %s failed", request_id)
-            elif isinstance(error, EngineError):
+            elif isinstance(error, (EngineError, StoreError)):
                 logger.warning("request %s: %s: %s", request_id, type(error).__name__, error)
             if answered:  # too late for another answer; the server closes the connection
                 raise

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from prompts.template import Layout, Readout
 from serving.api.errors import documented
 from serving.api.service import Service
-from serving.types import NotFoundError
+from serving.types import ModelNotFoundError
 
 if TYPE_CHECKING:
     from serving.router import Router
@@ -96,12 +96,12 @@ class Info(BaseModel):
 
 
 def check_model(router: Router, name: str) -> None:
-    """Raises NotFoundError where `name` is not the model that decides here."""
+    """Raises ModelNotFoundError where `name` is not the model that decides here."""
     if name == router.model:
         return
     if name == router.base_model:
-        raise NotFoundError(f"the base model {name!r} is not asked by itself here; ask for {router.model!r}")
-    raise NotFoundError(f"the model {name[:100]!r} does not exist here; ask for {router.model!r}")
+        raise ModelNotFoundError(f"the base model {name!r} is not asked by itself here; ask for {router.model!r}")
+    raise ModelNotFoundError(f"the model {name[:100]!r} does not exist here; ask for {router.model!r}")
 
 
 def _models(service: Service) -> list[Model]:
@@ -151,7 +151,7 @@ def routes(service: Service) -> APIRouter:
     @surface.get(
         "/v1/models/{name:path}",
         tags=["openai"],
-        responses=documented(NotFoundError, path="/v1/models"),
+        responses=documented(ModelNotFoundError, path="/v1/models"),
         openapi_extra={"parameters": [parameter]},
     )
     async def model(http: Request) -> Model:
@@ -159,7 +159,7 @@ def routes(service: Service) -> APIRouter:
         name = http.path_params["name"]
         found = next((known for known in _models(service) if known.id == name), None)
         if found is None:
-            raise NotFoundError(f"the model {name[:100]!r} does not exist here; /v1/models lists those that do")
+            raise ModelNotFoundError(f"the model {name[:100]!r} does not exist here; /v1/models lists those that do")
         return found
 
     @surface.get("/version", tags=["operations"], responses=documented(path="/version"))

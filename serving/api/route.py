@@ -6,7 +6,8 @@ Knows its request and answer. The flow is the router's.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
@@ -26,6 +27,7 @@ from serving.types import (
     Decision,
     EngineError,
     EngineTimeoutError,
+    Filter,
     InvalidRequestError,
     Message,
     RouteRequest,
@@ -35,6 +37,21 @@ from serving.types import (
 from serving.validation import REMEMBERED_BYTES, Remembered, parse_object
 
 PATH = "/v1/route"
+
+
+class FilterBody(BaseModel):
+    """Candidates that fit every kind of thing named, by one of the things named."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    ids: Annotated[list[str], Field(fail_fast=True)] = []
+    servers: Annotated[list[str], Field(fail_fast=True)] = []
+    types: Annotated[list[CandidateType], Field(fail_fast=True)] = []
+    tags: Annotated[list[str], Field(fail_fast=True)] = []
+
+    def filter(self) -> Filter:
+        """As the router takes it."""
+        return Filter(tuple(self.ids), tuple(self.servers), tuple(self.types), tuple(self.tags))
 
 
 class RouteBody(BaseModel):
@@ -74,12 +91,25 @@ class RouteBody(BaseModel):
         Field(fail_fast=True, min_length=1, description="The whole conversation, oldest first, the query included."),
     ] = None
     candidates: Annotated[
-        SkipValidation[list[Shape]],  # by `candidates_from`, which remembers
+        SkipValidation[list[Shape] | None],  # by `candidates_from`, which remembers
         Field(
             description="What may be chosen: OpenAI, Anthropic or MCP tools, or catalogue lines. `id` defaults to "
             "`name`; ids must be unique. Of an empty list only none can be the answer.",
         ),
-    ]
+    ] = None
+    catalog: Annotated[
+        str | None, Field(description="The catalogue whose candidates may be chosen, in place of `candidates`.")
+    ] = None
+    include: Annotated[FilterBody | None, Field(description="Only these of the catalogue's candidates.")] = None
+    exclude: Annotated[FilterBody | None, Field(description="None of these of the catalogue's candidates.")] = None
+    methods: Annotated[
+        list[str] | None,
+        Field(fail_fast=True, description="How to rank: bm25, dense, fused, graph, regex. Several are fused."),
+    ] = None
+    subtasks: Annotated[
+        list[str] | None,
+        Field(fail_fast=True, max_length=32, description="Parts of the task; each is searched for too."),
+    ] = None
     k: Annotated[
         int | None, Field(ge=1, description="At most this many candidates reach the model; by default the profile's.")
     ] = None
@@ -162,6 +192,21 @@ def messages_of(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]
     return (*history, Message("user", body.query)), truncated
 
 
+def offered(body: RouteBody, read: Callable[[Any], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
+    """The candidates that the body brings, as `read` reads them; none where it names a catalogue.
+
+    Raises:
+        InvalidRequestError: both or neither, or what `read` raises.
+    """
+    if body.catalog is None:
+        if "candidates" not in body.model_fields_set:
+            raise InvalidRequestError("candidates is missing; send it, or `catalog`", "candidates")
+        return read(body.candidates)
+    if body.candidates is not None:
+        raise InvalidRequestError("send either `candidates` or `catalog`, not both", "catalog")
+    return ()
+
+
 def request_of(
     body: RouteBody, messages: tuple[Message, ...], candidates: tuple[Candidate, ...], max_k: int | None
 ) -> RouteRequest:
@@ -170,14 +215,30 @@ def request_of(
     Raises:
         InvalidRequestError: candidates or `k` are impossible.
     """
-    if not candidates and not body.allow_none:
+    if body.catalog is None and not candidates and not body.allow_none:
         raise InvalidRequestError("there is nothing to choose: send candidates, or allow none", "candidates")
-    k = body.k and min(body.k, max(len(candidates), 1))  # more than there are is as good as all
+    for name in ("include", "exclude"):
+        if body.catalog is None and getattr(body, name) is not None:
+            raise InvalidRequestError(f"{name} filters a catalogue; send `catalog`, or leave candidates out", name)
+    k = body.k
+    if k and body.catalog is None:
+        k = min(k, max(len(candidates), 1))  # more than there are is as good as all
     if k and max_k and k > max_k:
         raise InvalidRequestError(
             f"k is {body.k}, but one question to this model holds at most {max_k} candidates", "k"
         )
-    return RouteRequest(messages, candidates, allow_none=body.allow_none, k=k, coverage=body.coverage)
+    return RouteRequest(
+        messages,
+        candidates,
+        allow_none=body.allow_none,
+        k=k,
+        coverage=body.coverage,
+        catalog=body.catalog,
+        include=body.include.filter() if body.include else None,
+        exclude=body.exclude.filter() if body.exclude else None,
+        methods=tuple(body.methods or ()),
+        subtasks=tuple(body.subtasks or ()),
+    )
 
 
 def answer_of(decision: Decision, truncated: list[Truncation], top: int | None) -> RouteAnswer:
@@ -226,7 +287,7 @@ def routes(service: Service) -> APIRouter:
         with service.admission.place():
             body = parse_object(RouteBody, sent)
             messages, truncated = messages_of(body)
-            request = request_of(body, messages, candidates_of(body.candidates), service.router.max_k)
+            request = request_of(body, messages, offered(body, candidates_of), service.router.max_k)
             decision = await service.decide(http, request)
         answer = answer_of(decision, truncated, body.top)
         return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -98,7 +98,7 @@ class FlatTool(_Shape):
         )
 
 
-def _shape(item: Any) -> str:
+def shape_of(item: Any) -> str:
     """Tells the shapes apart. A flat one may have a field of the nested ones' names, but then also a name."""
     if isinstance(item, dict) and "name" not in item:
         return next((nested for nested in ("function", "custom") if nested in item), "flat")
@@ -107,7 +107,7 @@ def _shape(item: Any) -> str:
 
 Shape = Annotated[
     Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")] | Annotated[FlatTool, Tag("flat")],
-    Discriminator(_shape),
+    Discriminator(shape_of),
 ]
 _SHAPES: TypeAdapter[list[Shape]] = TypeAdapter(Annotated[list[Shape], Field(fail_fast=True)])
 

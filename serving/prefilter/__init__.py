@@ -1,34 +1,32 @@
-"""Bounds a request's candidates before the model reads them. `base` is the policy; the other files rank."""
+"""Bounds what may be chosen before the model reads it. `selection` is the policy; the other files rank, or hold what is
+ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from serving.config import PrefilterConfig
-from serving.prefilter.base import Kept, Prefilter, Ranker, RankingPrefilter
-from serving.prefilter.dense import DenseRanker, LocalEmbedder
+from serving.prefilter.base import Kept, Prefilter, Ranker
+from serving.prefilter.dense import DenseRanker
+from serving.prefilter.embedder import Embeddings, LocalEmbedder
 from serving.prefilter.fusion import FusedRanker
+from serving.prefilter.graph import GraphRanker
 from serving.prefilter.lexical import BM25Ranker
+from serving.prefilter.pattern import RegexRanker
 
-__all__ = ["Kept", "Prefilter", "make_prefilter"]
-
-
-def _bm25(config: PrefilterConfig) -> Ranker:
-    return BM25Ranker()
+__all__ = ["Kept", "Prefilter", "make_embeddings", "make_rankers"]
 
 
-def _dense(config: PrefilterConfig) -> Ranker:
-    return DenseRanker(LocalEmbedder(config.embedder, config.threads), cache_bytes=config.cache_mb * 2**20)
+def make_embeddings(config: PrefilterConfig) -> Embeddings | None:
+    """The profile's embedder, not started; None where its method needs none."""
+    if config.method not in {"dense", "fused", "graph"}:
+        return None
+    return Embeddings(LocalEmbedder(config.embedder, config.threads), config.cache_mb * 2**20)
 
 
-def _fused(config: PrefilterConfig) -> Ranker:
-    return FusedRanker(_dense(config), _bm25(config))  # BM25 counts while the embedder's thread works
-
-
-# A method of PrefilterConfig is a line here.
-RANKERS: dict[str, Callable[[PrefilterConfig], Ranker]] = {"bm25": _bm25, "dense": _dense, "fused": _fused}
-
-
-def make_prefilter(config: PrefilterConfig) -> Prefilter:
-    """The profile's prefilter, not started."""
-    return RankingPrefilter(RANKERS[config.method](config), config)
+def make_rankers(config: PrefilterConfig, embeddings: Embeddings | None) -> dict[str, Ranker]:
+    """Every method that the profile has the means for, by name, not started. A method is a line here."""
+    rankers: dict[str, Ranker] = {"bm25": BM25Ranker(), "regex": RegexRanker()}
+    if embeddings is not None:
+        rankers["dense"] = DenseRanker(embeddings)
+        rankers["graph"] = GraphRanker(embeddings, config.graph)
+        rankers["fused"] = FusedRanker(rankers["dense"], rankers["bm25"])  # BM25 counts while the embedder works
+    return rankers

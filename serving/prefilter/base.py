@@ -1,23 +1,24 @@
-"""The prefilter's policy: what text is searched for, what always passes, when nothing is filtered.
+"""What a prefilter and its rankers are, and what text is searched for.
 
-Knows requests and rankers. The rankers (lexical, dense, and their fusion) only score a pool of candidates for a
-search text; none of them knows k, pins or requests.
+Knows conversations. Rankers only score rows for a search text; none of them knows k, pins or requests.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prompts.question import Candidate, Message, query_position
-from serving.cache import LRU
-from serving.config import PrefilterConfig
-from serving.types import EngineTimeoutError, InvalidRequestError, PrefilterReport, RouteRequest
+from serving.prefilter.pool import Searchable
+from serving.types import PrefilterReport, RouteRequest
+
+if TYPE_CHECKING:
+    from serving.catalog.catalogs import Catalogs
 
 # Characters of each message that are searched for; measured, twice as many found nothing further. An embedder reads
 # only the beginning of all of them, and so loses the oldest messages first.
@@ -26,8 +27,9 @@ OBSERVATION_CHARACTERS = 300
 EARLIER_CHARACTERS = 200
 # What an earlier message counts beside query and observation, which count 1.
 EARLIER_WEIGHT = 0.25
-# Candidates in all remembered pools together.
-POOLED_CANDIDATES = 50_000
+# Sub-tasks that a query is taken apart into, and where: behind the end of a sentence.
+SENTENCES = 8
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？；])|\n+")  # noqa: RUF001
 # Names of called tools in one message, and characters of each: bounds on what a caller can make us read.
 NAMES = 8
 NAME_CHARACTERS = 64
@@ -35,9 +37,15 @@ NAME_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class SearchText:
-    """What is searched for: texts and their weights, the most important first, none of them empty."""
+    """What is searched for.
+
+    Attributes:
+        parts: texts and their weights, the most important first, none of them empty.
+        subtasks: what the task consists of, for a ranker that looks for each; empty where it is one.
+    """
 
     parts: tuple[tuple[str, float], ...]
+    subtasks: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -45,10 +53,11 @@ class SearchText:
         return "\n".join(text for text, _ in self.parts)
 
 
-def search_text(messages: Sequence[Message], history_messages: int) -> SearchText:
+def search_text(messages: Sequence[Message], history_messages: int, subtasks: Sequence[str] = ()) -> SearchText:
     """Query, observation, then at most `history_messages` of the history, newest first.
 
-    A system message says how to act, not what is needed: it is searched for only where it is the observation.
+    A system message says how to act, not what is needed: it is searched for only where it is the observation. Without
+    `subtasks`, they are the sentences of the query.
     """
     query, last = query_position(messages), len(messages) - 1
     parts = [] if query is None else [(_readable(messages[query], QUERY_CHARACTERS), 1.0)]
@@ -57,46 +66,42 @@ def search_text(messages: Sequence[Message], history_messages: int) -> SearchTex
     history = [m for i, m in enumerate(messages) if i not in (query, last) and m.role != "system"]
     for message in history[::-1][:history_messages]:
         parts.append((_readable(message, EARLIER_CHARACTERS), EARLIER_WEIGHT))
-    return SearchText(tuple((text, weight) for text, weight in parts if text))
+    if not subtasks and query is not None:
+        sentences = _SENTENCE_END.split(_ends(messages[query].content, QUERY_CHARACTERS))
+        subtasks = sentences[:SENTENCES] if len(sentences := [s for s in sentences if s.strip()]) > 1 else ()
+    tasks = (" ".join(_ends(task, QUERY_CHARACTERS).split()) for task in subtasks)
+    return SearchText(tuple((text, weight) for text, weight in parts if text), tuple(task for task in tasks if task))
 
 
 def _readable(message: Message, limit: int) -> str:
     """Names of the tools that were called or that answered, and both ends of the content."""
-    content = message.content
-    if len(content) > limit:
-        content = f"{content[: limit // 2]} ... {content[-limit // 2 :]}"
     names = [message.name or "", *(call.name for call in message.tool_calls[:NAMES])]
-    return " ".join(" ".join([*(name[:NAME_CHARACTERS] for name in names), content]).split())
+    return " ".join(" ".join([*(name[:NAME_CHARACTERS] for name in names), _ends(message.content, limit)]).split())
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Candidates in an order of their own, by content and then by id, so that no ranking depends on the caller's.
+def _ends(text: str, limit: int) -> str:
+    """The text, or both ends of a longer one."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
 
-    Attributes:
-        candidates: in that order.
-        positions: of each, where the caller had it.
-        digests: the content hash of each. Together they say which pool this is, in whatever order it came.
+
+Allowed = NDArray[np.bool_] | None
+"""Which rows may be found; None for all of them."""
+
+
+def within(scores: NDArray[np.float32], allowed: Allowed) -> NDArray[np.float32]:
+    """Scores of allowed rows; those of the others are 0, as if nothing spoke for them.
+
+    Rows that came after `allowed` was made are left out: a catalogue grows while it is searched.
     """
-
-    candidates: tuple[Candidate, ...]
-    positions: tuple[int, ...]
-    digests: tuple[str, ...]
-
-    @classmethod
-    def of(cls, candidates: Sequence[Candidate]) -> Pool:
-        """The pool of these candidates."""
-        order = sorted(range(len(candidates)), key=lambda i: (candidates[i].content_hash, candidates[i].id))
-        ordered = tuple(candidates[i] for i in order)
-        return cls(ordered, tuple(order), tuple(candidate.content_hash for candidate in ordered))
+    return scores if allowed is None else np.where(allowed, scores[: len(allowed)], np.float32(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Scores of a pool's candidates.
+    """Scores of rows.
 
     Attributes:
-        scores: float array (candidates,), higher is better; 0 or less where nothing speaks for a candidate.
+        scores: float array (rows,), higher is better; 0 or less where nothing speaks for a candidate.
         embedding_ms: how long the query, and candidates not seen before, took to embed.
     """
 
@@ -116,8 +121,8 @@ class Ranker(Protocol):
         """Load and warm up. Raises EngineUnavailableError where that fails."""
         ...
 
-    async def rank(self, text: SearchText, pool: Pool) -> Ranking:
-        """Score every candidate of a pool, which holds at least one."""
+    async def rank(self, text: SearchText, pool: Searchable, allowed: Allowed = None) -> Ranking:
+        """Score every row of what is searched, which holds at least one; of those not allowed nothing shows."""
         ...
 
     async def close(self) -> None:
@@ -130,13 +135,13 @@ class Kept:
     """What passed.
 
     Attributes:
-        positions: positions in `request.candidates`, best first.
+        candidates: best first; in the caller's order where nothing was filtered.
         scores: the ranker's score of each; all 0 where nothing was filtered.
         report: what was done, for the answer.
         embedding_ms: the part of the time that went into embedding the query and candidates not seen before.
     """
 
-    positions: Sequence[int]
+    candidates: tuple[Candidate, ...]
     scores: Sequence[float]
     report: PrefilterReport
     embedding_ms: float = 0.0
@@ -148,7 +153,15 @@ class Kept:
 
 
 class Prefilter(Protocol):
-    """Bounds a request's candidates to at most `request.k` (or the profile's k), pinned ones included."""
+    """Bounds what may be chosen to at most `request.k` candidates (or the profile's k), pinned ones included."""
+
+    catalogs: Catalogs | None
+    """The catalogues that a request may name; None where there are none."""
+
+    @property
+    def methods(self) -> Collection[str]:
+        """The methods that a request may name."""
+        ...
 
     async def start(self) -> None:
         """Load and warm up. Raises EngineUnavailableError where that fails."""
@@ -158,75 +171,23 @@ class Prefilter(Protocol):
         """Which candidates pass.
 
         Raises:
-            InvalidRequestError: more candidates are pinned than may pass.
+            InvalidRequestError: more candidates are pinned than may pass, or a method is unknown.
+            NotFoundError: there is no such catalogue.
             EngineTimeoutError: the request's deadline passed.
         """
+        ...
+
+    async def search(self, request: RouteRequest) -> Kept:
+        """The best of those that are not pinned, at most `k`, ranked however few they are.
+
+        What nothing speaks for is left out. Raises as `select`, but never because of what is pinned.
+        """
+        ...
+
+    async def pinned(self, request: RouteRequest) -> tuple[Candidate, ...]:
+        """The candidates that always pass for this request. Raises NotFoundError as `select`."""
         ...
 
     async def close(self) -> None:
         """Give back what is held."""
         ...
-
-
-class RankingPrefilter:
-    """Passes the pinned candidates and the best of the others by one ranker. A list of at most k passes whole."""
-
-    def __init__(self, ranker: Ranker, config: PrefilterConfig) -> None:
-        self.ranker = ranker
-        self._config = config
-        self._pools: LRU[tuple[Candidate, ...], Pool] = LRU(POOLED_CANDIDATES, lambda pool: len(pool.candidates))
-
-    @property
-    def history_messages(self) -> int:
-        """How many messages before query and observation are searched for."""
-        return self._config.history_messages
-
-    async def start(self) -> None:
-        """See `Prefilter.start`."""
-        await self.ranker.start()
-
-    async def close(self) -> None:
-        """See `Prefilter.close`."""
-        await self.ranker.close()
-
-    async def select(self, request: RouteRequest) -> Kept:
-        """See `Prefilter.select`."""
-        k = self._config.k if request.k is None else request.k
-        considered = len(request.candidates)
-        if considered <= k:
-            return Kept(range(considered), [0.0] * considered, PrefilterReport("none", considered, considered))
-        pinned = {i for i, candidate in enumerate(request.candidates) if candidate.id in request.pinned}
-        if len(pinned) > k:
-            raise InvalidRequestError(
-                f"{len(pinned)} candidates are pinned, but at most k = {k} may pass; pin fewer, or raise k", "k"
-            )
-        try:
-            async with asyncio.timeout(request.remaining()):
-                pool = await self._pool(tuple(request.candidates))
-                text = search_text(request.messages, self.history_messages)
-                ranking = await self.ranker.rank(text, pool)
-        except TimeoutError as error:
-            raise EngineTimeoutError(
-                f"the deadline passed while {considered} candidates were searched; send fewer, or allow more time"
-            ) from error
-        # Equal scores stay in the pool's own order.
-        ordered = np.argsort(-ranking.scores, kind="stable")
-        positions = [pool.positions[i] for i in ordered]
-        others = [position for position in positions if position not in pinned]
-        passing = pinned.union(others[: k - len(pinned)])
-        kept = [(position, float(ranking.scores[i])) for position, i in zip(positions, ordered, strict=True)
-                if position in passing]  # fmt: skip
-        return Kept(
-            positions=[position for position, _ in kept],
-            scores=[score for _, score in kept],
-            report=PrefilterReport(self.ranker.name, considered, len(kept)),
-            embedding_ms=ranking.embedding_ms,
-        )
-
-    async def _pool(self, candidates: tuple[Candidate, ...]) -> Pool:
-        """Their pool, remembered: an agent sends the same tools again and again."""
-        pool = self._pools.get(candidates)
-        if pool is None:
-            pool = await asyncio.to_thread(Pool.of, candidates)
-            self._pools.put(candidates, pool)
-        return pool

@@ -69,6 +69,20 @@ def test_a_recipe_gives_the_counts_it_asks_for(world):
     assert json.loads((world / "out/manifest.json").read_text(encoding="utf-8")) == manifest
 
 
+def test_cases_for_calibration_are_what_the_prefilter_keeps(world):
+    manifest, _, dev = built(world, k=3)
+    served = list(read_cases(world / "out/calibration.jsonl.gz"))
+    assert manifest["sources"]["tasks"]["calibration"] == sum(case.source == "tasks" for case in served)
+    assert {case.case_id for case in served} == {case.case_id for case in dev}
+    for case in served:
+        assert len(case.candidates) == len(case.prefilter) == 3
+        assert list(case.prefilter) == sorted(case.prefilter, reverse=True)
+        assert sum(case.targets) + case.none_weight == pytest.approx(1)
+        assert case.group
+    lost = [case for case in served if case.none_weight and case.source == "tasks"]
+    assert len(lost) < len(served)  # gold is found by its words here, and where it is not it is not forced in
+
+
 def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(world):
     first, second, other = (built(world, out, seed=seed)[0]["files"] for out, seed in (("a", 0), ("b", 0), ("c", 1)))
     assert first == second

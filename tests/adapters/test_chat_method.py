@@ -10,9 +10,8 @@ from adapters.questions import read_set
 from adapters.retrieval import Retriever
 from prompts import Message, ToolCall
 from serving.api.app import create_app
-from serving.assembly import build_router
+from serving.assembly import build_prefilter, build_router
 from serving.config import Config
-from serving.prefilter import make_prefilter
 from serving.telemetry import Telemetry
 from serving.types import EngineError
 from tests.adapters.conftest import CATALOGUE, call, request, write_lines
@@ -45,9 +44,8 @@ class Endpoint:
         self._answer, self._status = answer, status
 
     def method(self, name=NAME, **settings):
-        return ChatModel(
-            name, Retriever(make_prefilter(BM25)), transport=httpx.MockTransport(self._respond), **settings
-        )
+        retriever = Retriever(build_prefilter(Config(prefilter=BM25)))
+        return ChatModel(name, retriever, transport=httpx.MockTransport(self._respond), **settings)
 
     def _respond(self, request):
         self.sent.append(request)
@@ -141,7 +139,7 @@ async def test_our_own_server_is_such_a_model(question, tiny_llama, tiny_embedde
     app = create_app(config, build_router(config), Telemetry())
     async with app.router.lifespan_context(app):
         await app.state.service.readiness.started.wait()
-        retriever = Retriever(make_prefilter(BM25))
+        retriever = Retriever(build_prefilter(Config(prefilter=BM25)))
         method = ChatModel("openai:tiny@http://own/v1", retriever, transport=httpx.ASGITransport(app))
         answer = await method.answer(question, "key")
     assert answer.kept == 3

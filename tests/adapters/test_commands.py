@@ -71,6 +71,27 @@ def test_a_trained_adapter_is_packaged_calibrated_and_verified(life):
     assert (code, "fitsitsbasemodel" in said) == (0, True)
 
 
+def test_the_card_says_what_was_measured(life, tmp_path):
+    adapter = life / "toy-router"
+    if not (adapter / FILE).exists():
+        run("package", adapter, "--config", life / "profile.yaml")
+    row = {"set": "toys", "split": "test", "n": 9, "hit@1": 0.5, "recall@10": 1.0, "mrr@10": 0.75}
+    row["intervals"] = {metric: [row[metric] - 0.1, row[metric] + 0.1] for metric in ("hit@1", "recall@10", "mrr@10")}
+    rows = [{**row, "method": "router"}, {**row, "method": "bm25", "hit@1": 0.25}, {**row, "method": "repeat-last"}]
+    report = {"results": rows, "settings": {"k": 10, "seed": 0, "limit": None}}
+    (tmp_path / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    (tmp_path / "notes.md").write_text("It is a toy.\n", encoding="utf-8")
+    files = ("--report", tmp_path / "report.json", "--notes", tmp_path / "notes.md")
+    assert run("card", adapter, *files)[0] == 0
+    [first, *_] = Manifest.load(adapter).evaluation
+    assert (first.metric, first.value, first.baseline, first.baseline_value) == ("hit@1", 0.5, "bm25", 0.25)
+    text = (adapter / "README.md").read_text(encoding="utf-8")
+    for part in ("base_model: tiny", "It is a toy.", "| toys | Apache-2.0 | 48 |", "| toys | router | 9 | .500 |"):
+        assert part in text
+    (tmp_path / "report.json").write_text("{}", encoding="utf-8")
+    assert run("card", adapter, *files)[0] == 2
+
+
 def test_an_adapter_from_elsewhere_is_imported_and_its_manifest_not_overwritten(life, tmp_path):
     adapter, profile = tmp_path / "theirs", ("--config", life / "profile.yaml")
     adapter.mkdir()

@@ -7,7 +7,7 @@ from adapters.datasets import read_dataset
 from adapters.mining import CachedEmbedder, CatalogueIndex
 from prompts import Message
 from serving.prefilter.base import search_text
-from serving.prefilter.dense import LocalEmbedder
+from serving.prefilter.embedder import LocalEmbedder
 from tests.adapters.conftest import toy_embed
 
 

@@ -7,7 +7,8 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -18,12 +19,18 @@ from fastapi import FastAPI
 from prompts import PromptTokenizer, Template
 from serving.api.app import create_app
 from serving.api.service import Service
-from serving.config import Config
+from serving.catalog.catalogs import Catalogs
+from serving.catalog.store import Store
+from serving.config import Config, PrefilterConfig
 from serving.engine.base import Choice, ChoiceRequest, ScoreRequest, Scores
+from serving.prefilter import Prefilter, make_rankers
 from serving.prefilter.base import Kept
+from serving.prefilter.embedder import Embeddings
+from serving.prefilter.selection import RankingPrefilter
 from serving.router import Router
 from serving.telemetry import Telemetry
-from serving.types import PrefilterReport, RouteRequest
+from serving.types import Candidate, PrefilterReport, RouteRequest
+from tests.serving.catalog.test_index import WordEmbedder
 
 WORD = re.compile(r"[a-z]{4,}")
 
@@ -110,6 +117,9 @@ class WordEngine:
 class FirstPrefilter:
     """Keeps the first k candidates in their order."""
 
+    catalogs: Catalogs | None = None
+    methods = ("first",)
+
     def __init__(self, k: int) -> None:
         self._k = k
 
@@ -118,21 +128,29 @@ class FirstPrefilter:
     async def close(self) -> None: ...
 
     async def select(self, request: RouteRequest) -> Kept:
-        positions = range(min(request.k or self._k, len(request.candidates)))
-        method = "first" if len(positions) < len(request.candidates) else "none"
-        report = PrefilterReport(method, len(request.candidates), len(positions))
-        return Kept(positions, [0.0] * len(positions), report)
+        kept = tuple(request.candidates[: request.k or self._k])
+        method = "first" if len(kept) < len(request.candidates) else "none"
+        return Kept(kept, [0.0] * len(kept), PrefilterReport(method, len(request.candidates), len(kept)))
+
+    async def search(self, request: RouteRequest) -> Kept:
+        deferred = tuple(candidate for candidate in request.candidates if candidate.id not in request.pinned)
+        return await self.select(replace(request, candidates=deferred))
+
+    async def pinned(self, request: RouteRequest) -> tuple[Candidate, ...]:
+        return tuple(candidate for candidate in request.candidates if candidate.id in request.pinned)
 
 
 class Server:
     """An application and what stands behind it."""
 
-    def __init__(self, tokenizer: PromptTokenizer, config: Config, adapter: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: PromptTokenizer, config: Config, adapter: str | None = None, prefilter: Prefilter | None = None
+    ) -> None:
         self.engine = WordEngine(tokenizer)
         self.router = Router(
             template=Template(tokenizer),
             engine=self.engine,
-            prefilter=FirstPrefilter(config.prefilter.k),
+            prefilter=prefilter or FirstPrefilter(config.prefilter.k),
             base_model="base/words",
             adapter=adapter,
         )
@@ -161,8 +179,23 @@ def adapter() -> str | None:
 
 
 @pytest.fixture
-def unstarted(tokenizer: PromptTokenizer, config: Config, adapter: str | None) -> Server:
-    return Server(tokenizer, config, adapter)
+def searching(tmp_path: Path) -> RankingPrefilter:
+    """The real rankers over catalogues in SQLite, and an embedder of words."""
+    embeddings = Embeddings(WordEmbedder(), 10**6)  # type: ignore[no-untyped-call]
+    catalogs = Catalogs(Store(f"sqlite:///{tmp_path / 'catalog.db'}"), embeddings, "words", poll_s=60)
+    config = PrefilterConfig()
+    return RankingPrefilter(make_rankers(config, embeddings), config, catalogs)
+
+
+@pytest.fixture
+def prefilter() -> Prefilter | None:
+    """None for one that keeps the first."""
+    return None
+
+
+@pytest.fixture
+def unstarted(tokenizer: PromptTokenizer, config: Config, adapter: str | None, prefilter: Prefilter | None) -> Server:
+    return Server(tokenizer, config, adapter, prefilter)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.anyio
 
-SURFACES = ["/v1/route", "/v1/chat/completions"]
+SURFACES = ["/v1/route", "/v1/chat/completions", "/v1/tools/search"]
 # One server for all examples: its state between them is part of what is tried.
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

@@ -1,9 +1,14 @@
 import json
+import re
 from typing import Any
 
+import openai
 import pytest
 
 from serving.api.chat_answer import NONE_TOKEN
+from serving.catalog.lines import read_lines
+from serving.catalog.names import Names
+from serving.prefilter.selection import RankingPrefilter
 
 pytestmark = pytest.mark.anyio
 
@@ -250,3 +255,104 @@ async def test_an_unknown_model_is_not_found(client: Any) -> None:
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (404, "model_not_found")
     assert "ask for 'base/words'" in error["message"]
+
+
+CATALOG = [
+    {"server": "github", "name": "search", "description": "Find code in repositories"},
+    {"server": "jira", "name": "search", "description": "Find tickets in projects"},
+    {"id": "1", "name": "天气", "description": "Weather forecast for a city"},
+    {"id": "2", "name": "天气", "description": "Weather of yesterday"},
+    {"id": "3", "name": "weather_bomb", "description": "Weather forecast for a city", "principals": ["bob"]},
+    {"id": "4", "name": "weather_off", "description": "Weather forecast for a city", "enabled": False},
+]
+
+
+class TestCatalog:
+    @pytest.fixture
+    def prefilter(self, searching: RankingPrefilter) -> RankingPrefilter:
+        return searching
+
+    @pytest.fixture(autouse=True)
+    async def written(self, server: Any, prefilter: Any) -> None:
+        await prefilter.catalogs.store.upsert("main", read_lines(CATALOG).entries)
+        await prefilter.catalogs.embedded()
+
+    async def called(self, client: Any, text: str, **fields: Any) -> tuple[str, str] | None:
+        """The id and the function's name of what is called."""
+        messages = [{"role": "user", "content": text}]
+        answer = (await ask(client, messages, catalog="main", **fields)).json()
+        calls = answer["choices"][0]["message"]["tool_calls"]
+        return (answer["candidate"], calls[0]["function"]["name"]) if calls else None
+
+    async def test_tools_of_one_name_are_told_apart(self, client: Any) -> None:
+        assert await self.called(client, "code in repositories") == ("github/search", "github__search")
+        assert await self.called(client, "tickets in projects") == ("jira/search", "jira__search")
+        assert await self.called(client, "hello there") is None
+
+    async def test_a_name_leads_back_and_stays_whatever_is_asked(self, client: Any) -> None:
+        names = Names([entry.candidate for entry in read_lines(CATALOG).entries])
+        for filters in ({}, {"include": {"ids": ["1"]}}, {"exclude": {"ids": ["2"]}}):
+            called = await self.called(client, "weather forecast for a city", **filters)
+            assert called is not None
+            assert re.fullmatch(r"tool_[0-9a-f]{16}", called[1])
+            assert (names.resolve(called[1]), called[0]) == ("1", "1")
+
+    async def test_a_name_follows_the_catalogue(self, client: Any, prefilter: Any) -> None:
+        store, text = prefilter.catalogs.store, "code in repositories"
+        await store.upsert("main", read_lines([{"id": "5", "name": "search", "server": "github"}]).entries)
+        called = await self.called(client, text)
+        assert called is not None
+        assert re.fullmatch(r"github__search_[0-9a-f]{16}", called[1])
+        await store.remove("main", ["5"])
+        assert await self.called(client, text) == ("github/search", "github__search")
+
+    async def test_logprobs_tell_the_same_names_and_nothing_hidden(self, client: Any) -> None:
+        messages = [{"role": "user", "content": "weather forecast for a city"}]
+        answer = (await ask(client, messages, catalog="main", logprobs=True, top_logprobs=20)).json()
+        (token,) = answer["choices"][0]["logprobs"]["content"]
+        names = Names([entry.candidate for entry in read_lines(CATALOG).entries])
+        told = {top["token"] for top in token["top_logprobs"]} - {NONE_TOKEN}
+        assert {names.resolve(name) for name in told} == {"github/search", "jira/search", "1", "2"}
+
+    async def test_the_stream_tells_the_candidate(self, client: Any) -> None:
+        chunks = await events(client, messages=[{"role": "user", "content": "code in repositories"}], catalog="main")
+        assert chunks[-1]["candidate"] == "github/search"
+        assert chunks[0]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == "github__search"
+
+    async def test_the_official_client(self, url: str) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as official:
+            answer = await official.chat.completions.create(
+                model="base/words",
+                messages=[{"role": "user", "content": "code in repositories"}],
+                extra_body={"catalog": "main", "include": {"servers": ["github"]}},
+            )
+        calls = answer.choices[0].message.tool_calls or []
+        assert [call.function.name for call in calls if call.type == "function"] == ["github__search"]
+        assert answer.model_extra is not None
+        assert answer.model_extra["candidate"] == "github/search"
+
+    async def test_choices(self, client: Any, server: Any) -> None:
+        assert await self.called(client, "hello there", tool_choice="required")
+        server.engine.scored.clear()
+        assert await self.called(client, "code in repositories", tool_choice="none") is None
+        assert server.engine.scored == []
+
+    @pytest.mark.parametrize(
+        ("fields", "where", "message"),
+        [
+            ({"catalog": "main", "tools": []}, "catalog", "not both"),
+            ({"include": {"ids": ["1"]}}, "include", "filters a catalogue"),
+            ({"catalog": "main", "exclude": {"names": []}}, "exclude.names", "Extra inputs"),
+            ({"catalog": "main", "tool_choice": {"type": "function", "function": {"name": "github__search"}}},
+             "tool_choice", "`include` allows only some"),
+        ],
+    )  # fmt: skip
+    async def test_what_does_not_go_together(self, client: Any, fields: Any, where: str, message: str) -> None:
+        response = await ask(client, **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, where)
+        assert message in error["message"]
+
+    async def test_an_unknown_catalogue_is_not_found(self, client: Any) -> None:
+        response = await ask(client, catalog="other")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")

@@ -113,7 +113,7 @@ async def test_what_the_prompt_cuts_is_reported(client: Any) -> None:
         ({"query": "", "candidates": []}, "query", "at least 1 character"),
         ({"messages": [], "candidates": []}, "messages", "at least 1 item"),
         ({"query": "x", "messages": [{"role": "user"}], "candidates": []}, "messages", "not both"),
-        ({"query": "x", "candidates": [], "catalog": "main"}, "catalog", "unknown field 'catalog'; known are query"),
+        ({"query": "x", "candidates": [], "katalog": "main"}, "katalog", "unknown field 'katalog'; known are query"),
         ({"query": "x", "candidates": [], "allow_none": False}, "candidates", "nothing to choose"),
         ({"query": "x", "candidates": [], "k": 0}, "k", "greater than or equal to 1"),
         ({"query": "x", "candidates": [], "coverage": 1}, "coverage", "less than 1"),

@@ -9,8 +9,10 @@ import torch
 
 from prompts import Candidate
 from prompts.candidate import describe
-from serving.prefilter.base import Pool, SearchText
-from serving.prefilter.dense import BATCH, VECTOR_OVERHEAD, DenseRanker, LocalEmbedder
+from serving.prefilter.base import SearchText
+from serving.prefilter.dense import DenseRanker
+from serving.prefilter.embedder import BATCH, VECTOR_OVERHEAD, Embeddings, LocalEmbedder
+from serving.prefilter.pool import Pool
 from serving.types import EngineUnavailableError
 
 DIMENSIONS = 16
@@ -50,7 +52,7 @@ QUERY = SearchText((("book a flight", 1.0), ("earlier", 0.25)))
 
 
 def ranker(embedder, vectors=10_000):
-    return DenseRanker(embedder, cache_bytes=vectors * VECTOR_BYTES)
+    return DenseRanker(Embeddings(embedder, vectors * VECTOR_BYTES))
 
 
 @pytest.mark.anyio
@@ -99,9 +101,9 @@ async def test_a_pool_larger_than_the_cache_is_ranked_whole_and_the_cache_stays_
     embedder = Counting()
     small, large = ranker(embedder, vectors=10), ranker(Counting())
     pool = Pool.of(TOOLS)
-    assert (await small.rank(QUERY, pool)).scores.tolist() == (await large.rank(QUERY, pool)).scores.tolist()
+    assert (await small.rank(QUERY, pool)).scores.tolist() == (await large.rank(QUERY, Pool.of(TOOLS))).scores.tolist()
     embedder.calls.clear()
-    await small.rank(QUERY, pool)
+    await small.rank(QUERY, Pool.of(TOOLS))
     assert len(embedder.texts) >= 1 + len(TOOLS) - 10
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from prompts import Candidate, Message
-from serving.config import PrefilterConfig
-from serving.prefilter import make_prefilter
+from serving.assembly import build_prefilter
+from serving.config import Config, PrefilterConfig
 from serving.types import RouteRequest
 from tests.conftest import MODELS
 
@@ -20,19 +20,19 @@ TOOLS = [
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("method", ["bm25", "dense", "fused"])
+@pytest.mark.parametrize("method", ["bm25", "dense", "fused", "graph"])
 async def test_each_method_keeps_the_same_k_of_the_same_tools(method, tiny_embedder):
-    prefilter = make_prefilter(PrefilterConfig(method=method, embedder=str(tiny_embedder)))
+    prefilter = build_prefilter(Config(prefilter=PrefilterConfig(method=method, embedder=str(tiny_embedder))))
     await prefilter.start()
     first = None
     for seed in range(4):
         listed = random.Random(seed).sample(TOOLS, len(TOOLS))
         kept = await prefilter.select(RouteRequest((Message("user", "archive my invoice"),), tuple(listed)))
         assert kept.report.method == method
-        assert len(set(kept.positions)) == kept.report.kept == 10
+        assert len(set(kept.candidates)) == kept.report.kept == 10
         assert kept.scores == sorted(kept.scores, reverse=True)
         assert (kept.embedding_ms > 0) == (method != "bm25")
-        ids = [listed[position].id for position in kept.positions]
+        ids = [candidate.id for candidate in kept.candidates]
         assert ids == (first or ids)
         first = ids
     await prefilter.close()
@@ -40,7 +40,7 @@ async def test_each_method_keeps_the_same_k_of_the_same_tools(method, tiny_embed
 
 @pytest.mark.anyio
 async def test_words_and_meaning_both_find():
-    prefilter = make_prefilter(PrefilterConfig(embedder=str(MODELS / "all-minilm-l6-v2")))
+    prefilter = build_prefilter(Config(prefilter=PrefilterConfig(embedder=str(MODELS / "all-minilm-l6-v2"))))
     await prefilter.start()
     for query, wanted in (
         ("archive_invoice number 77", "archive-invoice"),  # the words
@@ -48,5 +48,5 @@ async def test_words_and_meaning_both_find():
         ("dinner for two tomorrow at eight", "table"),
     ):
         kept = await prefilter.select(RouteRequest((Message("user", query),), tuple(TOOLS), k=3))
-        assert wanted in [TOOLS[position].id for position in kept.positions]
+        assert wanted in [candidate.id for candidate in kept.candidates]
     await prefilter.close()

@@ -1,32 +1,36 @@
-"""BM25 and its tokeniser: identifiers, languages, and what is not language at all."""
+"""BM25 and its tokeniser: identifiers, languages, documents that come later, and what is not language at all."""
 
-import asyncio
-import random
 import unicodedata
 
+import bm25s
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompts import Candidate
-from serving.prefilter import lexical
-from serving.prefilter.base import Pool, SearchText
-from serving.prefilter.lexical import BM25Ranker, Index, Tokenizer
+from prompts.candidate import describe
+from serving.prefilter import postings as postings_module
+from serving.prefilter.postings import K1, B, Postings, Tokenizer
+
+NOUNS = ("invoice", "parcel", "ticket", "recipe", "sensor")
 
 # Every code point but surrogates, which cannot stand in a decoded request.
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
-def search(*texts, weight=1.0):
-    return SearchText(tuple((text, weight) for text in texts))
+def scores_of(candidates, *parts):
+    postings = Postings()
+    postings.add(map(describe, candidates))
+    return postings.scores([part if isinstance(part, tuple) else (part, 1.0) for part in parts])
 
 
 def best(tools, *texts):
     """The names of the candidates that share a term with the text, best first."""
-    pool = Pool.of([Candidate(name, name, description) for name, description in tools.items()])
-    scores = Index(pool).scores(search(*texts))
+    candidates = [Candidate(name, name, description) for name, description in tools.items()]
+    scores = scores_of(candidates, *texts)
     order = sorted(range(len(tools)), key=lambda i: -scores[i])
-    return [pool.candidates[i].name for i in order if scores[i] > 0]
+    return [candidates[i].name for i in order if scores[i] > 0]
 
 
 @pytest.mark.parametrize(
@@ -81,24 +85,18 @@ def test_a_query_finds_its_tool_in_every_writing():
 
 
 def test_parameters_and_server_are_searched_too():
-    pool = Pool.of(
-        [
-            Candidate("1", "run", server="payroll", input_schema={"properties": {"salary_month": {}}}),
-            Candidate("2", "run", server="weather", input_schema={"properties": {"city": {}}}),
-        ]
-    )
-    by_id = {c.id: i for i, c in enumerate(pool.candidates)}
-    for text, right, wrong in (("salary", "1", "2"), ("payroll", "1", "2"), ("city", "2", "1")):
-        scores = Index(pool).scores(search(text))
-        assert scores[by_id[right]] > scores[by_id[wrong]] == 0
+    candidates = [
+        Candidate("1", "run", server="payroll", input_schema={"properties": {"salary_month": {}}}),
+        Candidate("2", "run", server="weather", input_schema={"properties": {"city": {}}}),
+    ]
+    for text, right, wrong in (("salary", 0, 1), ("payroll", 0, 1), ("city", 1, 0)):
+        scores = scores_of(candidates, text)
+        assert scores[right] > scores[wrong] == 0
 
 
 def test_a_part_counts_by_its_weight_and_repetition_counts_less():
-    pool = Pool.of([Candidate("1", "alpha"), Candidate("2", "beta")])
-    index = Index(pool)
-
     def score(*parts):
-        return float(index.scores(SearchText(parts)).max())
+        return float(scores_of([Candidate("1", "alpha"), Candidate("2", "beta")], *parts).max())
 
     once = score(("alpha", 1.0))
     assert score(("alpha", 0.25)) == pytest.approx(once / 2)
@@ -117,57 +115,53 @@ def test_a_part_counts_by_its_weight_and_repetition_counts_less():
 )
 @pytest.mark.parametrize("text", ["", "the", "zebra", "\x00"])
 def test_nothing_in_common_scores_nothing(listed, text):
-    index = Index(Pool.of(listed))
-    assert index.scores(search(text)).tolist() == [0.0] * len(listed)
-    assert index.scores(SearchText(())).tolist() == [0.0] * len(listed)
+    assert scores_of(listed, text).tolist() == [0.0] * len(listed)
+    assert scores_of(listed).tolist() == [0.0] * len(listed)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(ANY_TEXT, ANY_TEXT), min_size=1, max_size=8), st.lists(ANY_TEXT, max_size=4))
 def test_any_candidates_and_any_text_have_finite_scores(pairs, texts):
-    pool = Pool.of([Candidate(str(i), name, description) for i, (name, description) in enumerate(pairs)])
-    scores = Index(pool).scores(search(*texts))
+    scores = scores_of([Candidate(str(i), name, text) for i, (name, text) in enumerate(pairs)], *texts)
     assert scores.shape == (len(pairs),)
     assert (scores >= 0).all()
 
 
-@pytest.fixture
-def built(monkeypatch):
-    """Counts the indexes that are built."""
-    pools = []
-
-    class Counted(Index):
-        def __init__(self, pool):
-            pools.append(pool)
-            super().__init__(pool)
-
-    monkeypatch.setattr(lexical, "Index", Counted)
-    return pools
+def bm25s_scores(texts, query):
+    """The library's own, as the reference."""
+    tokenize = Tokenizer()
+    reference = bm25s.BM25(k1=K1, b=B)
+    reference.index([tokenize(text) for text in texts], show_progress=False)
+    return reference.get_scores(list(dict.fromkeys(tokenize(query))))
 
 
-TOOLS = [Candidate(str(i), f"tool_{i}", f"weather number {i}") for i in range(30)]
+TEXTS = [f"tool number {i}: {'weather ' * (i % 4)}{'for a city ' * (i % 3)}{NOUNS[i % len(NOUNS)]}" for i in range(60)]
+QUERIES = ["weather in a city", "invoice number 7", "nothing of that"]
 
 
-@pytest.mark.anyio
-async def test_the_same_tools_in_any_order_are_indexed_once_even_at_once(built):
-    ranker = BM25Ranker()
-    shuffled = random.Random(0).sample(TOOLS, len(TOOLS))
-    rankings = await asyncio.gather(
-        *(ranker.rank(search("tool 7"), Pool.of(listed)) for listed in (TOOLS, shuffled, TOOLS[::-1]))
-    )
-    assert len(built) == 1
-    assert all(ranking.scores.tolist() == rankings[0].scores.tolist() for ranking in rankings)
-    await ranker.rank(search("tool 7"), Pool.of(TOOLS[1:]))
-    assert len(built) == 2
+@pytest.mark.parametrize("query", QUERIES)
+def test_scores_are_those_of_the_library(query):
+    postings = Postings()
+    postings.add(TEXTS)
+    postings._merge()
+    np.testing.assert_allclose(postings.scores([(query, 1.0)]), bm25s_scores(TEXTS, query), atol=1e-5)
 
 
-@pytest.mark.anyio
-async def test_what_is_kept_is_bounded_and_a_larger_pool_is_answered_all_the_same(built, monkeypatch):
-    monkeypatch.setattr(lexical, "INDEXED_CANDIDATES", 20)
-    ranker = BM25Ranker()
-    for _ in range(2):
-        assert (await ranker.rank(search("weather"), Pool.of(TOOLS))).scores.all()
-    assert len(built) == 2
-    for _ in range(2):
-        await ranker.rank(search("weather"), Pool.of(TOOLS[:20]))
-    assert len(built) == 3
+@pytest.mark.parametrize("query", QUERIES)
+def test_documents_that_wait_score_as_if_they_had_always_been_there(query, monkeypatch):
+    monkeypatch.setattr(postings_module, "MERGE_DOCUMENTS", 20)
+    postings = Postings()
+    for size in (40, 1, 1, 18):  # merged at once, then waiting
+        start = len(postings)
+        postings.add(TEXTS[start : start + size])
+    assert sum(map(len, postings._new.values())) > 0
+    np.testing.assert_allclose(postings.scores([(query, 1.0)]), bm25s_scores(TEXTS, query), rtol=0.1, atol=1e-5)
+    postings._merge()
+    np.testing.assert_allclose(postings.scores([(query, 1.0)]), bm25s_scores(TEXTS, query), atol=1e-5)
+
+
+def test_a_tokeniser_remembers_no_more_than_it_may(monkeypatch):
+    monkeypatch.setattr(postings_module, "KNOWN_WORDS", 5)
+    tokenize = Tokenizer()
+    assert [tokenize(f"word{i}") for i in range(20)] == [[f"word{i}"] for i in range(20)]
+    assert len(tokenize._known) <= 5

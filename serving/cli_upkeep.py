@@ -1,0 +1,165 @@
+"""`light-router catalog sync`, `enrich` and `stats`: what keeps a catalogue true, found and lean.
+
+Knows terminals and profiles. The work is done in `serving.catalog`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from prompts import PromptTokenizer
+from serving.catalog.embeddings import TextVectors
+from serving.catalog.sources.locate import sources_at
+from serving.catalog.store import Store
+from serving.catalog.sync import Report, Synchroniser
+from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_config
+from serving.cli_catalog import DEFAULT_DATABASE, CatalogArgument, DatabaseOption, app, with_store
+from serving.config import Config
+from serving.prefilter.embedder import Embedder, LocalEmbedder
+
+__all__ = ["app"]
+
+# What a table shows of a list of ids.
+_SHOWN = 3
+
+
+@app.command()
+def sync(
+    catalog: CatalogArgument,
+    places: Annotated[
+        list[str], typer.Argument(help="mcp.json, server.json, URLs of MCP servers or agent cards, folders of skills.")
+    ],
+    database: DatabaseOption = DEFAULT_DATABASE,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on: read again when a server changes, and now and then.")
+    ] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings with --watch.", min=1)] = 300.0,
+) -> None:
+    """Read the tools, agents and skills of servers into a catalogue. What cannot be reached keeps what is known."""
+    reports = with_store(database, lambda store: _sync(store, catalog, places, watch, interval))
+    if any(report.error for report in reports):
+        raise typer.Exit(1)
+
+
+async def _sync(store: Store, catalog: str, places: list[str], watch: bool, interval: float) -> list[Report]:
+    sources = [source for place in places for source in sources_at(place, os.environ)]
+    told: Callable[[Report], None] | None = (lambda report: console.print(_line(report))) if watch else None
+    synchroniser = Synchroniser(store, catalog, sources, interval_s=interval, report=told)
+    if watch:
+        await synchroniser.run()
+        return []
+    reports = await synchroniser.once()
+    table = Table("server", "added", "changed", "removed", "problems")
+    for report in reports:
+        counts = map(str, map(len, (report.added, report.changed, report.removed)))
+        problems = [*([report.error] if report.error else []), *report.problems]
+        table.add_row(escape(report.server), *counts, escape("; ".join(problems)))
+    console.print(table)
+    for report in reports:
+        for change in report.redescribed:
+            console.print(f"[yellow]{escape(change.id)} says something else now:[/] {escape(change.after[:200])}")
+    return reports
+
+
+def _line(report: Report) -> str:
+    counts = f"{len(report.added)} added, {len(report.changed)} changed, {len(report.removed)} removed"
+    return f"{escape(report.server)}: {escape(report.error) if report.error else counts}"
+
+
+@contextlib.asynccontextmanager
+async def _embedder(profile: Config) -> AsyncIterator[Embedder]:
+    embedder: Embedder = LocalEmbedder(profile.prefilter.embedder, profile.prefilter.threads)
+    await embedder.start()
+    try:
+        yield embedder
+    finally:
+        await embedder.close()
+
+
+@app.command()
+def enrich(
+    catalog: CatalogArgument,
+    database: DatabaseOption = DEFAULT_DATABASE,
+    config: ConfigOption = DEFAULT_PROFILE,
+    queries: Annotated[int, typer.Option(help="User queries for each candidate.", min=0)] = 3,
+    intentions: Annotated[int, typer.Option(help="Intentions of each.", min=0)] = 3,
+    distractors: Annotated[int, typer.Option(help="Others among which the verifier must find it.", min=0)] = 8,
+    hard: Annotated[bool, typer.Option("--hard", help="The most similar others instead of random ones.")] = False,
+    chains: Annotated[bool, typer.Option("--chains", help="Also chains of candidates.")] = False,
+    everything: Annotated[bool, typer.Option("--everything", help="Also what is enriched already.")] = False,
+    journal: Annotated[Path, typer.Option(help="Finished calls: a second run repeats none of them.")] = Path(
+        ".work/enrichment.jsonl"
+    ),
+) -> None:
+    """Have an LLM (the profile's `llm`) write queries, intentions and missing descriptions."""
+    from serving.catalog.enrich import Options  # noqa: PLC0415
+    from serving.catalog.enrich import enrich as run  # noqa: PLC0415
+    from serving.catalog.enrich_report import progress_bar, report_tables  # noqa: PLC0415
+    from serving.llm import LLM, Journal, Prices  # noqa: PLC0415  (openai)
+
+    profile = load_config(config)
+    asked = profile.llm
+    if not asked.model:
+        fail("the profile names no LLM: set llm.url and llm.model, or LIGHT_ROUTER_LLM__MODEL", 2)
+    options = Options(queries, intentions, distractors, hard=hard, chains=chains, everything=everything)
+    prices = Prices(asked.input_price, asked.output_price)
+    llm = LLM(
+        asked.model,
+        asked.url,
+        api_key=asked.api_key.get_secret_value() if asked.api_key else "unused",
+        journal=Journal(journal),
+        concurrency=asked.concurrency,
+        timeout_s=asked.timeout_s,
+        constraint=asked.constraint,
+    )
+
+    async def work(store: Store) -> None:
+        name = Path(profile.prefilter.embedder).name
+        async with _embedder(profile) as embedder:
+            with progress_bar() as bar:
+                report = await run(store, catalog, llm, embedder, name, options, prices=prices, progress=bar)
+        console.print(report_tables(report, prices))
+        if report.stopped:
+            fail(report.stopped)
+
+    with_store(database, work)
+
+
+@app.command()
+def stats(
+    catalog: CatalogArgument,
+    database: DatabaseOption = DEFAULT_DATABASE,
+    config: ConfigOption = DEFAULT_PROFILE,
+    out: Annotated[Path | None, typer.Option("--json", help="Also write everything as JSON.")] = None,
+) -> None:
+    """Tokens of the whole catalogue against those of a decision, twins, tools to merge, and poor descriptions."""
+    from serving.catalog.advice import advise  # noqa: PLC0415
+    from serving.catalog.advice_report import advice_tables  # noqa: PLC0415
+
+    profile = load_config(config)
+
+    async def work(store: Store) -> None:
+        candidates = [entry.candidate for entry in (await store.changes(catalog)).entries]
+        tokenizer = PromptTokenizer(profile.model.tokenizer or profile.model.path)
+        name = Path(profile.prefilter.embedder).name
+        async with _embedder(profile) as embedder:
+            with Progress(console=console, transient=True) as bar:
+                task = bar.add_task("embedding", total=2 * len(candidates))
+                vectors = TextVectors(store, embedder, name, lambda count: bar.advance(task, count))
+                advice = await advise(candidates, vectors, tokenizer, profile.prefilter.k)
+        console.print(advice_tables(advice))
+        if out is not None:
+            await asyncio.to_thread(out.write_text, json.dumps(advice.as_json(), indent=1), "utf-8")
+
+    with_store(database, work)
