@@ -98,16 +98,34 @@ class GraphConfig(Section):
 class PrefilterConfig(Section):
     """How a long candidate list is bounded before the model reads it."""
 
-    method: Literal["fused", "bm25", "dense", "graph"] = "fused"
+    method: Literal["fused", "bm25", "dense", "graph", "rerank"] = "fused"
     k: int = Field(default=10, ge=1)
     """Candidates that reach the model. Lists no longer than this skip the prefilter."""
     history_messages: int = Field(default=4, ge=0)
     """How many messages before query and observation the search text holds."""
     embedder: str = ".models/all-minilm-l6-v2"
+    """A sentence-transformers folder; with `embedder_url` the model's name there."""
+    embedder_url: str | None = None
+    """An OpenAI-compatible or TEI endpoint with its /v1, in place of the embedder in process."""
+    embedder_key: SecretStr | None = None
+    reranker: str | None = None
+    """A cross-encoder's folder for the method `rerank`; with `reranker_url` the model's name there."""
+    reranker_url: str | None = None
+    """An endpoint whose /rerank answers as vLLM's, Jina's and Cohere's do."""
+    reranker_key: SecretStr | None = None
+    rerank_depth: int = Field(default=30, ge=2)
+    """How many of the fused ranking are put in the cross-encoder's order."""
     cache_mb: int = Field(default=64, ge=1)
     """Memory for embeddings of candidates, by content."""
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of the embedder; by default one for each core."""
+
+    @model_validator(mode="after")
+    def _can_rerank(self) -> PrefilterConfig:
+        if self.method == "rerank" and self.reranker is None:
+            raise ValueError("prefilter.method is rerank, but prefilter.reranker names no cross-encoder")
+        return self
+
     graph: GraphConfig = GraphConfig()
 
 

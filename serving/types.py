@@ -119,7 +119,7 @@ class RouteRequest:
         exclude: none of these of the catalogue's.
         principals: who asks; a catalogue's candidate may be restricted to some.
         methods: how the prefilter ranks; more than one are fused. Empty takes the profile's.
-        subtasks: what the task consists of, where the caller knows; each is searched for too.
+        subtasks: what the task consists of, where the caller knows; the graph method finds tools for each.
         allow_none: whether "none of these" is an answer.
         k: at most this many candidates reach the router; None takes the profile's number.
         coverage: asks for a prediction set that holds a right candidate with this probability, in (0, 1).

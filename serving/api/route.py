@@ -108,7 +108,7 @@ class RouteBody(BaseModel):
     ] = None
     subtasks: Annotated[
         list[str] | None,
-        Field(fail_fast=True, max_length=32, description="Parts of the task; each is searched for too."),
+        Field(fail_fast=True, max_length=32, description="Parts of the task; the graph method finds tools for each."),
     ] = None
     k: Annotated[
         int | None, Field(ge=1, description="At most this many candidates reach the model; by default the profile's.")

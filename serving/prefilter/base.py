@@ -96,6 +96,19 @@ def within(scores: NDArray[np.float32], allowed: Allowed) -> NDArray[np.float32]
     return scores if allowed is None else np.where(allowed, scores[: len(allowed)], np.float32(0))
 
 
+def best(scores: NDArray[np.floating], k: int, pinned: Sequence[int] = ()) -> NDArray[np.intp]:
+    """The `k` best rows, best first, `pinned` among them whatever they score. Of equal scores the first row wins."""
+    wanted = scores.astype(np.float64)
+    wanted[list(pinned)] = np.inf
+    if len(wanted) > k:
+        last = np.partition(wanted, len(wanted) - k)[len(wanted) - k]
+        above, equal = np.flatnonzero(wanted > last), np.flatnonzero(wanted == last)
+        rows = np.concatenate([above, equal[: k - len(above)]])
+    else:
+        rows = np.arange(len(wanted))
+    return rows[np.lexsort((rows, -scores[rows]))]
+
+
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """Scores of rows.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prompts.question import Candidate
 from serving.cache import LRU
 from serving.config import PrefilterConfig
-from serving.prefilter.base import Allowed, Kept, Ranker, Ranking, search_text, within
+from serving.prefilter.base import Allowed, Kept, Ranker, Ranking, best, search_text, within
 from serving.prefilter.fusion import FusedRanker
 from serving.prefilter.pool import Pool, Searchable
 from serving.types import EngineTimeoutError, InvalidRequestError, NotFoundError, PrefilterReport, RouteRequest
@@ -164,16 +164,3 @@ async def _kept(pool: Searchable, rows: NDArray[np.intp], ranking: Ranking, meth
         report=PrefilterReport(method, considered, len(kept)),
         embedding_ms=ranking.embedding_ms,
     )
-
-
-def best(scores: NDArray[np.floating], k: int, pinned: Sequence[int] = ()) -> NDArray[np.intp]:
-    """The `k` best rows, best first, `pinned` among them whatever they score. Of equal scores the first row wins."""
-    wanted = scores.astype(np.float64)
-    wanted[list(pinned)] = np.inf
-    if len(wanted) > k:
-        last = np.partition(wanted, len(wanted) - k)[len(wanted) - k]
-        above, equal = np.flatnonzero(wanted > last), np.flatnonzero(wanted == last)
-        rows = np.concatenate([above, equal[: k - len(above)]])
-    else:
-        rows = np.arange(len(wanted))
-    return rows[np.lexsort((rows, -scores[rows]))]

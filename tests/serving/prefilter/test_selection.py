@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from prompts import Candidate
 from serving.config import PrefilterConfig
-from serving.prefilter.base import Ranking, SearchText, search_text
+from serving.prefilter.base import Ranking, SearchText, best, search_text
 from serving.prefilter.pool import Pool
-from serving.prefilter.selection import RankingPrefilter, best
+from serving.prefilter.selection import RankingPrefilter
 from serving.types import EngineTimeoutError, InvalidRequestError, RouteRequest
 from tests.serving.prefilter.test_base import CONVERSATION
 
