@@ -203,6 +203,21 @@ class AgentConfig(Section):
     """HTTP: values of `Origin` beside this machine's own, such as `https://app.example`."""
 
 
+class GatewayConfig(Section):
+    """Chat completions for other models than the router: cut to the tools that may be right, and sent on."""
+
+    url: str | None = None
+    """The upstream's OpenAI-compatible endpoint with its /v1; None where there is none."""
+    api_key: SecretStr | None = None
+    """The upstream's key. Without one, and where this server asks for none itself, the caller's own passes on."""
+    coverage: float = Field(default=0.9, gt=0, lt=1)
+    """A right tool is among those that go on with this probability."""
+    least: int = Field(default=1, ge=1)
+    """At least so many of the most probable tools go on."""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """The longest silence of the upstream."""
+
+
 class ServerConfig(Section):
     """The HTTP surface and its bounds."""
 
@@ -231,6 +246,7 @@ class Config(BaseSettings):
     prefilter: PrefilterConfig = PrefilterConfig()
     catalog: CatalogConfig = CatalogConfig()
     llm: LLMConfig = LLMConfig()
+    gateway: GatewayConfig = GatewayConfig()
     server: ServerConfig = ServerConfig()
     agent: AgentConfig = AgentConfig()
 

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from serving.api import catalogs, chat, health, models, route, search
 from serving.api.auth import AuthMiddleware, RequestIdMiddleware
 from serving.api.errors import OutcomeMiddleware
+from serving.api.gateway import Gateway
 from serving.api.limits import BodyLimitMiddleware
 from serving.api.openapi import describe
 from serving.api.service import Service
@@ -39,6 +40,7 @@ def create_app(config: Config, router: Router, telemetry: Telemetry) -> FastAPI:
     `app.state.service` holds its parts, for whoever runs it in process.
     """
     service = Service(config, router, telemetry)
+    gateway = Gateway(service, config.gateway) if config.gateway.url else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,6 +52,8 @@ def create_app(config: Config, router: Router, telemetry: Telemetry) -> FastAPI:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
             await router.close()
+            if gateway is not None:
+                await gateway.close()
 
     app = FastAPI(
         title="Light Router",
@@ -70,7 +74,7 @@ def create_app(config: Config, router: Router, telemetry: Telemetry) -> FastAPI:
     app.state.service = service
     surfaces = [
         route.routes(service),
-        chat.routes(service),
+        chat.routes(service, gateway),
         search.routes(service),
         models.routes(service),
         health.routes(service.readiness, telemetry),

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from serving.api.chat_answer import ChatAnswer, completion, events
 from serving.api.errors import documented
+from serving.api.gateway import Gateway
 from serving.api.messages import MessageItem, conversation
 from serving.api.models import check_model
 from serving.api.openapi import DocumentedRoute, json_body
@@ -36,7 +37,7 @@ from serving.types import (
     StoreError,
     TooLargeError,
 )
-from serving.validation import REMEMBERED_BYTES, Remembered, parse_object, validated
+from serving.validation import REMEMBERED_BYTES, Remembered, parse_json, parse_object, validated
 
 PATH = "/v1/chat/completions"
 _ERRORS = (
@@ -307,8 +308,8 @@ def _request(body: ChatBody, messages: tuple[Message, ...], tools: Tools) -> Rou
     )
 
 
-def routes(service: Service) -> APIRouter:
-    """POST /v1/chat/completions."""
+def routes(service: Service, gateway: Gateway | None = None) -> APIRouter:
+    """POST /v1/chat/completions. What names another model than the router goes to the gateway, where there is one."""
     read_tools = Remembered(tools_from, REMEMBERED_BYTES)
     surface = APIRouter(tags=["openai"], route_class=DocumentedRoute)
     streamed = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -322,6 +323,8 @@ def routes(service: Service) -> APIRouter:
     async def chat(http: Request) -> Response:
         """The tool to call next, or none, in the shape of a chat completion."""
         sent = await http.body()
+        if gateway is not None and gateway.takes(value := parse_json(sent)):
+            return await gateway.forward(http, value)
         with service.admission.place():
             body = parse_object(ChatBody, sent)
             check_model(service.router, body.model)
