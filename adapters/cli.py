@@ -2,10 +2,13 @@
 
 from adapters import commands
 from adapters.commands_eval import evaluate
+from adapters.commands_synthesise import graph, synthesise
 from serving.cli import app
 from serving.cli_upkeep import app as catalog
 
 app.command(name="eval")(evaluate)
+for command in (graph, synthesise):
+    commands.app.command()(command)
 app.add_typer(commands.app, name="adapter")
 app.add_typer(catalog, name="catalog")
 

@@ -92,6 +92,8 @@ class _CaseLine(BaseModel):
     gold_groups: tuple[tuple[str, ...], ...] = ()
     group: str | None = None
     repeats_last_call: bool = False
+    servers: tuple[str, ...] = ()
+    preface: str = ""
 
 
 class _TrajectoryLine(BaseModel):
@@ -221,7 +223,9 @@ def _case(line: _CaseLine, source: str, known: set[str], place: str) -> Case:
         # A request that opens several cases (paraphrased answers, an abstention twin) must not stand on both sides.
         group=line.group or first_request(messages),
         split=line.split,
+        servers=line.servers,
         repeats_last_call=line.repeats_last_call,
+        preface=line.preface,
     )
 
 

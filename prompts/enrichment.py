@@ -193,12 +193,17 @@ def instruction(
     system: str, data: Mapping[str, Any], properties: Mapping[str, Any], names: Sequence[str]
 ) -> Instruction:
     """What is asked in `system`, about `data`, answered by `properties`, all of them required, called `names`."""
+    schema = {"type": "object", "properties": dict(properties), "required": list(names), "additionalProperties": False}
+    return fenced(system, data, f"{_JSON}{', '.join(names)}.", schema)
+
+
+def fenced(system: str, data: Mapping[str, Any], wanted: str, schema: Mapping[str, Any]) -> Instruction:
+    """What is asked in `system` and `wanted`, about `data` that others wrote, answered in JSON of `schema`."""
     # "<" only ever stands inside JSON strings, where its escape means the same: no text can close the marks, or be
     # one of a chat template's own tokens such as <|im_end|>.
     document = json.dumps(data, ensure_ascii=False, indent=1).replace("<", "\\u003c")
-    schema = {"type": "object", "properties": dict(properties), "required": list(names), "additionalProperties": False}
     messages = (
-        Message("system", f"{system}\n\n{_DATA}\n\n{_JSON}{', '.join(names)}."),
+        Message("system", f"{system}\n\n{_DATA}\n\n{wanted}"),
         Message("user", f"<data>\n{document}\n</data>"),
     )
     return Instruction(messages, schema)
