@@ -162,7 +162,8 @@ class Fitted:
 
 
 def fit(scored: Sequence[Scored], *, blend: bool) -> Fitted:
-    """A scale with its thresholds; with the blend only where that lowers the loss of cases that did not fit it.
+    """A scale with its thresholds: the raw scores, the scaled or the blended ones, whichever loses least on cases that
+    did not fit it.
 
     Raises:
         ValueError: too few cases to fit on.
@@ -170,11 +171,11 @@ def fit(scored: Sequence[Scored], *, blend: bool) -> Fitted:
     fitting, checking = split_by_group(scored)
     if min(len(fitting), len(checking)) < FEWEST:
         raise ValueError(f"{len(scored)} cases are too few to calibrate on; give at least {4 * FEWEST}")
-    scales = [fit_scale(fitting, blend=False), *([fit_scale(fitting, blend=True)] if blend else [])]
+    scales = [Scale(), fit_scale(fitting, blend=False), *([fit_scale(fitting, blend=True)] if blend else [])]
     losses = [loss(scale, checking) for scale in scales]
     best = int(np.argmin(losses))
     scale = scales[best].model_copy(update={"conformal": conformal_thresholds(scales[best], checking)})
-    return Fitted(scale, len(scored), loss(Scale(), checking), losses[best])
+    return Fitted(scale, len(scored), losses[0], losses[best])
 
 
 async def calibrate(

@@ -4,9 +4,11 @@ from adapters import commands
 from adapters.commands_eval import evaluate
 from adapters.commands_synthesise import graph, synthesise
 from serving.cli import app
+from serving.cli_agent import agent
 from serving.cli_upkeep import app as catalog
 
 app.command(name="eval")(evaluate)
+app.command()(agent)
 for command in (graph, synthesise):
     commands.app.command()(command)
 app.add_typer(commands.app, name="adapter")

@@ -292,7 +292,7 @@ class _Survey:
 
 
 def _tokens(candidates: Sequence[Candidate], tokenizer: PromptTokenizer, k: int) -> Tokens:
-    texts = [_schema(candidate) for candidate in candidates]
+    texts = [schema(candidate) for candidate in candidates]
     lengths = [
         len(ids) for start in range(0, len(texts), _TEXTS) for ids in tokenizer.texts(texts[start : start + _TEXTS])
     ]
@@ -305,7 +305,7 @@ def _tokens(candidates: Sequence[Candidate], tokenizer: PromptTokenizer, k: int)
     )
 
 
-def _schema(candidate: Candidate) -> str:
+def schema(candidate: Candidate) -> str:
     """The candidate as the tool that a prompt would hold."""
     function = {
         "name": candidate.name,

@@ -91,7 +91,7 @@ class Synchroniser:
         self._interval_s = interval_s
         self._minimum_s = min(minimum_s, interval_s)
         self._limit = anyio.Semaphore(concurrency)
-        self._report = report or _log
+        self._report = report or log
         self._owners: dict[str, Source] = {}
         for source in sources:
             check_text(source.name, "the server's name", KEY_BYTES)
@@ -251,7 +251,8 @@ class Synchroniser:
         ]
 
 
-def _log(report: Report) -> None:
+def log(report: Report) -> None:
+    """What became of a server, to the log."""
     if report.error:
         logger.warning("%s: stale: %s", report.server, report.error)
     elif report.added or report.changed or report.removed or report.problems:
