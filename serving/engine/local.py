@@ -76,16 +76,32 @@ def load_model(path: str, dtype: torch.dtype, adapter: str | None = None) -> Pre
         raise EngineUnavailableError(f"there is no model folder {path}; run `make setup`, or set model.path")
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32 if adapter else dtype)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         if adapter:
-            from peft import PeftModel  # noqa: PLC0415  (only adapters need it)
-
-            model = PeftModel.from_pretrained(model, adapter).merge_and_unload().to(dtype)
+            model = _merged(model, adapter)
         packed.prepare(model)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise EngineUnavailableError(f"cannot load the model {path} (adapter: {adapter}): {error}") from error
     model.eval().requires_grad_(False)
     return model
+
+
+def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
+    """The model with W + BA in place of every W, each sum made in float32 and then rounded.
+
+    Layer by layer: peft's own merge in float32 would need the whole model in it.
+    """
+    from peft import PeftModel  # noqa: PLC0415  (only adapters need it)
+    from peft.tuners.lora import LoraLayer  # noqa: PLC0415
+
+    adapted = PeftModel.from_pretrained(model, adapter)
+    with torch.no_grad():
+        for layer in (module for module in adapted.modules() if isinstance(module, LoraLayer)):
+            weight = layer.get_base_layer().weight
+            (name,) = layer.active_adapters
+            weight.copy_(weight.float() + layer.get_delta_weight(name).float())
+    merged: PreTrainedModel = adapted.unload()
+    return merged
 
 
 class LocalEngine:

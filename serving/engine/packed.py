@@ -161,6 +161,9 @@ def prepare(model: PreTrainedModel) -> None:
     model.set_attn_implementation(ATTENTION)
     if model.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         _order_weights(model.get_decoder())
+        # What is left refers to the mapped file, and would keep all of it in memory.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
 
 
 def forward(model: PreTrainedModel, row: PackedRow) -> torch.Tensor:
