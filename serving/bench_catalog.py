@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -97,7 +98,7 @@ async def search(database: str, embedder: str, texts: Sequence[str]) -> Numbers:
     await catalogs.start()
     index = await catalogs.get(CATALOG)
     numbers: Numbers = {"catalogue_build_s": time.perf_counter() - started, "catalogue_candidates": float(len(index))}
-    patterns = [text.split()[0].strip("()[]{}*+?.\\|^$") or "a" for text in texts]
+    patterns = [max(re.findall(r"\w+", text), key=len, default="a") for text in texts]
     for method in prefilter.rankers:
         asked = patterns if method == "regex" else texts
         await _select(prefilter, asked[0], method)  # what is made once: a pattern's lines, a graph
