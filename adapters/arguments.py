@@ -8,20 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema_rs
-
-
-def validator(schema: Mapping[str, Any]) -> jsonschema_rs.Validator | None:
-    """What checks values; None where this is no JSON Schema, or needs one from elsewhere."""
-    try:
-        return jsonschema_rs.validator_for(dict(schema), offline=True)
-    except ValueError:
-        return None
+from serving.validation import schema_validator
 
 
 def valid(arguments: Any, schema: Mapping[str, Any]) -> bool:
     """Whether arguments are of the schema. What is no schema allows everything."""
-    check = validator(schema)
+    check = schema_validator(schema)
     return check is None or check.is_valid(arguments)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from adapters.methods import RETRIEVAL
 from adapters.report import Section, sections, table
 from serving.manifest import Manifest, ResultPart
 
@@ -20,7 +21,11 @@ def results(report: Mapping[str, Any]) -> tuple[ResultPart, ...]:
     parts: list[ResultPart] = []
     rows = [row for row in report["results"] if row["n"]]
     for row in (row for row in rows if row["method"] == "router"):
-        rivals = [other for other in rows if other["set"] == row["set"] and other["method"] in _RETRIEVAL]
+        rivals = [
+            other
+            for other in rows
+            if other["set"] == row["set"] and other["method"].removesuffix("-query") in RETRIEVAL
+        ]
         for metric in _METRICS:
             best = max(rivals, key=lambda other: other[metric], default=None)
             parts.append(
@@ -35,9 +40,6 @@ def results(report: Mapping[str, Any]) -> tuple[ResultPart, ...]:
                 )
             )
     return tuple(parts)
-
-
-_RETRIEVAL = {f"{method}{suffix}" for method in ("bm25", "dense", "fused") for suffix in ("", "-query")}
 
 
 def card(manifest: Manifest, report: Mapping[str, Any], notes: str) -> str:

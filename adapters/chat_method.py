@@ -18,6 +18,7 @@ from adapters.questions import Question
 from adapters.retrieval import Retriever
 from prompts import Message
 from serving.catalog.names import NAME_CHARACTERS, surface_names
+from serving.catalog.shapes import function_tool
 from serving.types import Candidate, EngineError, RouteRequest
 
 _INSTRUCTION = (
@@ -27,7 +28,6 @@ _INSTRUCTION = (
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 # A model that writes may think for long.
 _TIMEOUT_S = 300.0
-_NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class ChatModel:
@@ -120,8 +120,7 @@ def _tool(candidate: Candidate, name: str) -> dict[str, Any]:
     description = candidate.description
     if candidate.type != "tool":
         description = f"{candidate.type}: {description}"
-    parameters = dict(candidate.input_schema) or _NO_PARAMETERS
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return function_tool(candidate, name, description)
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

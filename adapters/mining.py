@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prompts import Candidate
 from prompts.candidate import describe
 from serving.prefilter.base import SearchText
-from serving.prefilter.embedder import BATCH, LocalEmbedder
+from serving.prefilter.embedder import LocalEmbedder, batches
 from serving.prefilter.fusion import reciprocal_rank_fusion
 from serving.prefilter.postings import Postings
 
@@ -26,8 +26,8 @@ Embed = Callable[[Sequence[str]], Vectors]
 # Characters of a text that are embedded. The embedder would read twice as many, at twice the time, and what
 # distinguishes a candidate or a conversation stands at the beginning.
 EMBEDDED_CHARACTERS = 600
-# Vectors computed between two saves.
-SAVE_EVERY = 64 * BATCH
+# Batches between two saves.
+SAVE_EVERY = 64
 
 
 def folded(text: str) -> str:
@@ -74,14 +74,12 @@ class CachedEmbedder:
     async def _fill(self, missing: dict[bytes, str]) -> None:
         embedder = LocalEmbedder(self._model)
         await embedder.start()
-        # Texts of like length together: a batch is padded to its longest.
-        keys = sorted(missing, key=lambda key: (len(missing[key]), key))
-        for start in range(0, len(keys), BATCH):
-            batch = keys[start : start + BATCH]
-            vectors = await embedder.embed([missing[key] for key in batch])
+        for number, batch in enumerate(batches(dict(sorted(missing.items())))):
+            vectors = await embedder.embed(list(batch.values()))
             self._vectors.update(zip(batch, vectors.astype(np.float16), strict=True))
-            if start % SAVE_EVERY == 0 or start + BATCH >= len(keys):
+            if number % SAVE_EVERY == 0:
                 self._save()
+        self._save()
         await embedder.close()
 
     def _save(self) -> None:

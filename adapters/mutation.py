@@ -17,7 +17,6 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from adapters.arguments import validator
 from adapters.asking import Asker
 from adapters.augment import words
 from adapters.graph import specification
@@ -27,6 +26,7 @@ from prompts import Candidate
 from prompts.enrichment import numbered
 from prompts.synthesis import NEW_PARAMETERS, NEW_RETURNS, NEW_TOOLS, Operator, mutate, operators
 from serving.catalog.sources.base import candidate_id
+from serving.validation import schema_validator
 
 # Of two candidates more alike than this none could say which one a request needs.
 NEAR_COPY = 0.95
@@ -188,7 +188,7 @@ def fault(parent: Candidate, answer: Mapping[str, Any]) -> str:
     if len(set(names)) < len(names) or not all(map(_NAME.match, names)):
         return "parameters without a name of their own"
     for schema in (read_mutant(parent, answer).input_schema, read_mutant(parent, answer).output_schema):
-        if schema is not None and validator(schema) is None:
+        if schema is not None and schema_validator(schema) is None:
             return "no valid JSON Schema"
     return ""
 

@@ -7,7 +7,6 @@ is loaded and searched in a process of its own (`python -m serving.bench_catalog
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import random
 import re
@@ -26,6 +25,7 @@ from serving.bench import Numbers, percentile, tools
 from serving.catalog.catalogs import Catalogs
 from serving.catalog.entry import Entry
 from serving.catalog.shapes import candidates_from
+from serving.catalog.sources.files import read_items
 from serving.catalog.store import Store
 from serving.config import PrefilterConfig
 from serving.prefilter import make_rankers
@@ -49,8 +49,7 @@ def candidates(count: int, file: Path | None, seed: int = 0) -> list[Candidate]:
     if file is None:
         made = list(candidates_from(tools(min(count, 20_000), seed)))
     else:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
-            made = list(candidates_from([json.loads(line) for line in lines if line.strip()], str(file)))[:count]
+        made = list(candidates_from([item for _, item in read_items(file)], str(file)))[:count]
     choose, originals = random.Random(seed), list(made)  # noqa: S311  (test load, not a secret)
     while len(made) < count:
         like, number = choose.choice(originals), len(made)

@@ -10,23 +10,22 @@ import asyncio
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import uvicorn
-from mcp.server.stdio import stdio_server
 
-from serving.agent.agent import LightRoutingAgent
-from serving.agent.http import PATH, http_app
-from serving.agent.server import mcp_server
-from serving.agent.threads import Threads
 from serving.assembly import build_router
-from serving.catalog.sources.base import Source, first_cause
-from serving.catalog.sources.locate import sources_at
 from serving.cli import DEFAULT_PROFILE, ConfigOption, fail, load_config
 from serving.config import Config
 from serving.telemetry import Telemetry
 from serving.types import LightRouterError
+
+if TYPE_CHECKING:
+    from serving.agent.agent import LightRoutingAgent
+    from serving.catalog.sources.base import Source
+
+# The agent's parts and the SDKs of its upstreams are imported where it is started: every command loads this module.
 
 # Where a profile names no database. Threads and the catalogue must outlive the process.
 DEFAULT_DATABASE = Path("light-router.db")
@@ -43,6 +42,9 @@ def agent(
     ] = None,
 ) -> None:
     """Serve two MCP tools, `route` and `execute`, in front of every server and agent of the profile."""
+    from serving.catalog.sources.base import first_cause  # noqa: PLC0415
+    from serving.catalog.sources.locate import sources_at  # noqa: PLC0415
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     profile = load_config(config)
     if profile.catalog.database is None:
@@ -67,6 +69,9 @@ def build_agent(config: Config, sources: list[Source]) -> LightRoutingAgent:
     Raises:
         ValueError: as `build_router`, or the profile names no database.
     """
+    from serving.agent.agent import LightRoutingAgent  # noqa: PLC0415
+    from serving.agent.threads import Threads  # noqa: PLC0415
+
     router = build_router(config)
     catalogs, database = router.prefilter.catalogs, config.catalog.database
     if catalogs is None or database is None:
@@ -76,12 +81,18 @@ def build_agent(config: Config, sources: list[Source]) -> LightRoutingAgent:
 
 
 async def _serve_stdio(made: LightRoutingAgent) -> None:
+    from mcp.server.stdio import stdio_server  # noqa: PLC0415
+
+    from serving.agent.server import mcp_server  # noqa: PLC0415
+
     server = mcp_server(made)
     async with made.running(), stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
 async def _serve_http(made: LightRoutingAgent, config: Config, port: int) -> None:
+    from serving.agent.http import PATH, http_app  # noqa: PLC0415
+
     settings = uvicorn.Config(
         http_app(made, config, Telemetry()), host=config.server.host, port=port, access_log=False, log_level="info"
     )

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -20,13 +20,14 @@ from rich.table import Table
 
 from prompts import PromptTokenizer
 from serving.catalog.embeddings import TextVectors
-from serving.catalog.sources.locate import sources_at
 from serving.catalog.store import Store
-from serving.catalog.sync import Report, Synchroniser
 from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_config
 from serving.cli_catalog import DEFAULT_DATABASE, CatalogArgument, DatabaseOption, app, with_store
 from serving.config import Config
 from serving.prefilter.embedder import Embedder, LocalEmbedder
+
+if TYPE_CHECKING:
+    from serving.catalog.sync import Report
 
 __all__ = ["app"]
 
@@ -53,6 +54,9 @@ def sync(
 
 
 async def _sync(store: Store, catalog: str, places: list[str], watch: bool, interval: float) -> list[Report]:
+    from serving.catalog.sources.locate import sources_at  # noqa: PLC0415  (the SDKs of MCP and A2A)
+    from serving.catalog.sync import Synchroniser  # noqa: PLC0415
+
     sources = [source for place in places for source in sources_at(place, os.environ)]
     told: Callable[[Report], None] | None = (lambda report: console.print(_line(report))) if watch else None
     synchroniser = Synchroniser(store, catalog, sources, interval_s=interval, report=told)

@@ -6,15 +6,19 @@ Knows JSON and pydantic models. Does not know which surface or file the JSON cam
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import jsonschema_rs
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 
 from serving.cache import LRU
 from serving.types import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -36,6 +40,8 @@ _JSON_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a bo
 REMEMBERED_BYTES = 8 * 2**20
 # A caller's own words are quoted in a message up to this length.
 _QUOTED_CHARACTERS = 40
+# What a log says of a library's message, which may hold a caller's words.
+_SHOWN_CHARACTERS = 200
 
 
 def parse_json(data: bytes | str, what: str = "the body") -> Any:
@@ -68,6 +74,18 @@ def parse_object(model: type[M], data: bytes | str) -> M:
             message = f"unknown field {_quoted(unknown)}; known are {', '.join(known)}"
             raise InvalidRequestError(message, unknown[:_QUOTED_CHARACTERS])
     return validated(model.model_validate, value)
+
+
+def schema_validator(schema: Mapping[str, Any]) -> jsonschema_rs.Validator | None:
+    """What checks values against a stranger's JSON Schema; nothing that it refers to is ever fetched.
+
+    None where it is no JSON Schema, or needs another document.
+    """
+    try:
+        return jsonschema_rs.validator_for(dict(schema), offline=True)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        logger.info("a schema is not checked here: %s", str(error)[:_SHOWN_CHARACTERS])
+        return None
 
 
 class Remembered(Generic[T]):

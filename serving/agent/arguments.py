@@ -7,7 +7,6 @@ Only what is unambiguous is mended; everything else is answered with what would 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -16,10 +15,9 @@ from typing import Any
 import jsonschema_rs
 
 from serving.cache import LRU
+from serving.catalog.shapes import NO_PARAMETERS
 from serving.types import InvalidRequestError
-from serving.validation import parse_json
-
-logger = logging.getLogger(__name__)
+from serving.validation import parse_json, schema_validator
 
 # Other words for the name of a candidate and for its arguments, as hosts and models know them from elsewhere.
 _NAMES = ("candidate_id", "tool_name", "candidate", "tool", "name", "id")
@@ -30,7 +28,6 @@ _COMPILED = 1_000
 # An error names at most this many faults; a model corrects the first ones first.
 _FAULTS = 5
 _QUOTED_CHARACTERS = 200
-_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 # What an agent takes, whose card says nothing of arguments.
 AGENT_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -111,7 +108,7 @@ class Schemas:
     """Validates arguments. A reference is followed within its schema only: nothing is ever fetched."""
 
     def __init__(self) -> None:
-        self._compiled: LRU[str, jsonschema_rs.Validator | None] = LRU(_COMPILED, lambda _: 1)
+        self._compiled: LRU[str, jsonschema_rs.Validator] = LRU(_COMPILED, lambda _: 1)
 
     def fitting(self, arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as they fit the schema: as they are, or out of one more wrapper that it knows nothing of.
@@ -148,18 +145,15 @@ class Schemas:
         key = json.dumps(schema)
         held = self._compiled.get(key)
         if held is None:
-            try:
-                held = jsonschema_rs.validator_for(dict(schema), offline=True)
-            except (ValueError, jsonschema_rs.ReferencingError) as error:
-                logger.info("a schema is not checked here: %s", _cut(str(error)))
-                return None
-            self._compiled.put(key, held)
+            held = schema_validator(schema)
+            if held is not None:
+                self._compiled.put(key, held)
         return held
 
 
 def shown_schema(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The schema that a caller is shown: what an agent takes where it is one, and never nothing."""
-    return AGENT_SCHEMA if kind == "agent" else dict(schema) or _NO_ARGUMENTS
+    return AGENT_SCHEMA if kind == "agent" else dict(schema) or NO_PARAMETERS
 
 
 def _path(parts: list[str | int]) -> str:

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 
 from serving.api.messages import messages_from
 from serving.api.service import Service
+from serving.catalog.shapes import function_tool
 from serving.config import GatewayConfig
 from serving.types import (
     BusyError,
@@ -144,17 +145,7 @@ class Gateway:
     async def _from_catalog(self, http: Request, body: dict[str, Any]) -> Cut:
         decision = await self._decide(http, body, RouteRequest((), catalog=str(body["catalog"])))
         name_of = await self._service.names(str(body["catalog"]))
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": name_of(candidate),
-                    "description": candidate.description,
-                    "parameters": candidate.input_schema or {"type": "object", "properties": {}},
-                },
-            }
-            for candidate in self._exposed(decision)
-        ]
+        tools = [function_tool(candidate, name_of(candidate)) for candidate in self._exposed(decision)]
         return Cut(tools, f"{len(tools)} of {decision.prefilter.considered}")
 
     async def _decide(self, http: Request, body: dict[str, Any], request: RouteRequest) -> Decision:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from prompts.question import CandidateType
 from serving.api.answers import TruncationAnswer
+from serving.catalog.shapes import NO_PARAMETERS
 from serving.types import Candidate, Truncation
 
 Detail = Literal["name", "description", "full"]
@@ -149,5 +150,5 @@ def tool_search_output(
 def _loadable(candidate: Candidate, name: str, custom: bool) -> LoadedFunction | LoadedCustom:
     if custom:
         return LoadedCustom(name=name, description=candidate.description)
-    parameters = dict(candidate.input_schema) or {"type": "object", "properties": {}}
+    parameters = dict(candidate.input_schema) or NO_PARAMETERS
     return LoadedFunction(name=name, description=candidate.description, parameters=parameters)

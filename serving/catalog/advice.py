@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from prompts import PromptTokenizer
 from serving.catalog.embeddings import TextVectors
 from serving.catalog.names import collisions
+from serving.catalog.shapes import function_tool
 from serving.types import Candidate
 
 # camelCase, snake_case and kebab-case; other scripts are words as they stand.
@@ -307,12 +308,7 @@ def _tokens(candidates: Sequence[Candidate], tokenizer: PromptTokenizer, k: int)
 
 def schema(candidate: Candidate) -> str:
     """The candidate as the tool that a prompt would hold."""
-    function = {
-        "name": candidate.name,
-        "description": candidate.description,
-        "parameters": dict(candidate.input_schema) or {"type": "object", "properties": {}},
-    }
-    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+    return json.dumps(function_tool(candidate, candidate.name), ensure_ascii=False)
 
 
 def _groups(pairs: Iterable[tuple[int, int]]) -> list[set[int]]:

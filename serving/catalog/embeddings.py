@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prompts.candidate import describe
-from serving.prefilter.embedder import BATCH, Embedder
+from serving.prefilter.embedder import Embedder, batches
 from serving.types import Candidate
 
 
@@ -69,11 +69,8 @@ class TextVectors:
     async def _of(self, keys: Sequence[str], texts: Mapping[str, str]) -> NDArray[np.float32]:
         vectors = dict(await self._store.embeddings(self._name, list(texts)))
         self._advance(len(vectors))
-        # Texts of like length together: a batch is padded to its longest.
-        missing = sorted(texts.keys() - vectors.keys(), key=lambda key: (len(texts[key]), key))
-        for start in range(0, len(missing), BATCH):
-            batch = missing[start : start + BATCH]
-            made = await self._embedder.embed([texts[key] for key in batch])
+        for batch in batches({key: texts[key] for key in sorted(texts.keys() - vectors.keys())}):
+            made = await self._embedder.embed(list(batch.values()))
             fresh = dict(zip(batch, made.astype(np.float16), strict=True))
             await self._store.put_embeddings(self._name, fresh)
             vectors |= fresh

@@ -23,7 +23,7 @@ from serving.catalog.entry import Entry
 from serving.catalog.intentions import Intentions
 from serving.catalog.names import CatalogNames
 from serving.catalog.store import Store
-from serving.prefilter.embedder import BATCH, Embeddings
+from serving.prefilter.embedder import BATCH, Embeddings, batches
 from serving.prefilter.intentions import IntentionGraph
 from serving.prefilter.lines import Lines
 from serving.prefilter.pool import Embedded, Field, add_lines
@@ -79,8 +79,8 @@ class _Owned:
     def __init__(self) -> None:
         self._vectors: Vectors | None = None
         self._owners: list[int] = []
-        self.waiting: list[tuple[int, str, str]] = []
-        """Row, key and text."""
+        self.waiting: dict[str, tuple[str, list[int]]] = {}
+        """Text by key, and the rows that it belongs to."""
 
     def add(self, owners: Sequence[int], vectors: NDArray[np.float16]) -> None:
         """Vectors of these rows."""
@@ -229,21 +229,18 @@ class CatalogIndex:
                 if key in known:
                     found[field].append((at, known[key]))
                 elif self._embeddings is not None:
-                    self._vectors[field].waiting.append((at, key, text))
+                    self._vectors[field].waiting.setdefault(key, (text, []))[1].append(at)
         for field, pairs in found.items():
             self._vectors[field].add([at for at, _ in pairs], np.stack([vector for _, vector in pairs]))
 
     async def embed_waiting(self) -> None:
         """Embed what waits, some at a time; each is searched as soon as it is there, and the store keeps it."""
         for owned in self._vectors.values():
-            while owned.waiting:
-                # Texts of like length together: a batch is padded to its longest.
-                owned.waiting.sort(key=lambda item: -len(item[2]))
-                batch = owned.waiting[-BATCH:]
-                made = await self._embed({key: text for _, key, text in batch})
-                ready = [item for item in owned.waiting if item[1] in made]
-                owned.waiting = [item for item in owned.waiting if item[1] not in made]
-                owned.add([at for at, _, _ in ready], np.stack([made[key] for _, key, _ in ready]))
+            while owned.waiting:  # more may come meanwhile
+                for batch in batches({key: text for key, (text, _) in owned.waiting.items()}):
+                    made = await self._embed(batch)
+                    ready = [(at, vector) for key, vector in made.items() for at in owned.waiting.pop(key)[1]]
+                    owned.add([at for at, _ in ready], np.stack([vector for _, vector in ready]))
 
     @property
     def dead(self) -> int:

@@ -18,6 +18,20 @@ Schema = dict[str, Any]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
+# The schema of a tool that takes nothing.
+NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
+
+
+def function_tool(candidate: Candidate, name: str, description: str | None = None) -> dict[str, Any]:
+    """The candidate as OpenAI's chat completions take it, under a name that they take."""
+    function = {
+        "name": name,
+        "description": candidate.description if description is None else description,
+        "parameters": dict(candidate.input_schema) or NO_PARAMETERS,
+    }
+    return {"type": "function", "function": function}
+
+
 class _Shape(BaseModel):
     """Fields that are not read, such as MCP's `_meta` or OpenAI's `strict`, may stand there."""
 

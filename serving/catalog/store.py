@@ -32,6 +32,7 @@ from serving.catalog.tables import (
     entry_of,
     json_text,
     row_of,
+    select_entries,
     server_of,
     server_row,
     texts_of,
@@ -130,7 +131,7 @@ class Store(Database):
         async with self._reading() as connection:
             await self._version(connection, catalog)
             for some in _parts(ids, _KEYS):
-                rows = await connection.execute(_entries(catalog).where(CANDIDATES.c.id.in_(some)))
+                rows = await connection.execute(select_entries(catalog).where(CANDIDATES.c.id.in_(some)))
                 found |= {row.id: entry_of(row) for row in rows}
         return [found[id] for id in ids if id in found]
 
@@ -151,7 +152,7 @@ class Store(Database):
         """
         for where, value in {"after": after, "server": server, "type": type, "tag": tag, "text": text}.items():
             check_text(value or "", where)
-        statement = _entries(catalog).order_by(CANDIDATES.c.id).limit(limit + 1)
+        statement = select_entries(catalog).order_by(CANDIDATES.c.id).limit(limit + 1)
         if after is not None:
             statement = statement.where(CANDIDATES.c.id > after)
         if server is not None:
@@ -184,7 +185,7 @@ class Store(Database):
 
         All parts are of one read. Close the iterator (`contextlib.aclosing`) where it is not read to its end.
         """
-        statement = _entries(catalog).order_by(CANDIDATES.c.id)
+        statement = select_entries(catalog).order_by(CANDIDATES.c.id)
         async with self._reading() as connection:
             version = await self._version(connection, catalog)
             removed: tuple[str, ...] = ()
@@ -383,16 +384,6 @@ class Store(Database):
             set_={name: value for name, value in row.items() if name not in {"catalog", "name"}},
         )
         await write.connection.execute(statement)
-
-
-def _entries(catalog: str) -> sa.Select[Any]:
-    """The catalogue's candidates, each with whether its server could not be reached."""
-    columns = [column for column in CANDIDATES.c if column.name not in {"catalog", "folded"}]
-    return (
-        sa.select(*columns, SERVERS.c.error.is_not(None).label("stale"))
-        .outerjoin(SERVERS, (SERVERS.c.catalog == CANDIDATES.c.catalog) & (SERVERS.c.name == CANDIDATES.c.server))
-        .where(CANDIDATES.c.catalog == catalog)
-    )
 
 
 def _check_ids(ids: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, LargeBinary, MetaData, Table, Text
 from sqlalchemy.engine import Row
@@ -161,6 +162,16 @@ def row_of(catalog: str, entry: Entry, version: int, where: str) -> dict[str, An
         "intentions": json_text(entry.intentions, f"{where}.intentions"),
         "folded": f"{candidate.name}\n{candidate.description}".casefold(),
     }
+
+
+def select_entries(catalog: str) -> sa.Select[Any]:
+    """The catalogue's candidates, each with whether its server could not be reached."""
+    columns = [column for column in CANDIDATES.c if column.name not in {"catalog", "folded"}]
+    return (
+        sa.select(*columns, SERVERS.c.error.is_not(None).label("stale"))
+        .outerjoin(SERVERS, (SERVERS.c.catalog == CANDIDATES.c.catalog) & (SERVERS.c.name == CANDIDATES.c.server))
+        .where(CANDIDATES.c.catalog == catalog)
+    )
 
 
 def entry_of(row: Row[Any]) -> Entry:

@@ -13,7 +13,6 @@ from serving.prefilter.fusion import FusedRanker
 from serving.prefilter.graph import GraphRanker
 from serving.prefilter.lexical import BM25Ranker
 from serving.prefilter.pattern import RegexRanker
-from serving.prefilter.remote import RemoteCrossEncoder, RemoteEmbedder
 from serving.prefilter.rerank import CrossEncoder, LocalCrossEncoder, RerankedRanker
 
 __all__ = ["Kept", "Prefilter", "make_embeddings", "make_rankers"]
@@ -25,6 +24,8 @@ def make_embeddings(config: PrefilterConfig) -> Embeddings | None:
         return None
     embedder: Embedder = LocalEmbedder(config.embedder, config.threads)
     if config.embedder_url is not None:
+        from serving.prefilter.remote import RemoteEmbedder  # noqa: PLC0415  (openai)
+
         embedder = RemoteEmbedder(config.embedder_url, config.embedder, _secret(config.embedder_key))
     return Embeddings(embedder, config.cache_mb * 2**20)
 
@@ -36,6 +37,8 @@ def _secret(key: SecretStr | None) -> str | None:
 def _cross_encoder(config: PrefilterConfig, name: str) -> CrossEncoder:
     if config.reranker_url is None:
         return LocalCrossEncoder(name)
+    from serving.prefilter.remote import RemoteCrossEncoder  # noqa: PLC0415  (openai)
+
     return RemoteCrossEncoder(config.reranker_url, name, _secret(config.reranker_key))
 
 

@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from prompts.tokenizer import CHARACTERS_PER_TOKEN
 from serving.cache import LRU
 from serving.types import EngineUnavailableError
+
+K = TypeVar("K")
 
 # Tokens of a text that are read. all-MiniLM-L6-v2 allows 256 and was trained on 128: reading 256 found no more of the
 # right candidates, in half as much time again.
@@ -120,6 +122,13 @@ class LocalEmbedder:
         return vectors
 
 
+def batches(texts: Mapping[K, str]) -> Iterator[dict[K, str]]:
+    """The texts, BATCH at a time, those of like length together: a batch is padded to its longest."""
+    ordered = sorted(texts, key=lambda key: len(texts[key]))
+    for start in range(0, len(ordered), BATCH):
+        yield {key: texts[key] for key in ordered[start : start + BATCH]}
+
+
 class Embeddings:
     """An embedder that remembers the vectors of texts.
 
@@ -138,10 +147,8 @@ class Embeddings:
         keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
         vectors = self._vectors.get_many(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
-        # Texts of like length together: a batch is padded to its longest.
-        ordered = sorted(missing, key=lambda key: len(missing[key]))
-        for start in range(0, len(ordered), BATCH):
-            vectors |= await self._embed({key: missing[key] for key in ordered[start : start + BATCH]})
+        for batch in batches(missing):
+            vectors |= await self._embed(batch)
         return np.stack([vectors[key] for key in keys])
 
     async def _embed(self, texts: dict[bytes, str]) -> dict[bytes, NDArray[np.float16]]:

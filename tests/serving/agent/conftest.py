@@ -20,8 +20,8 @@ from serving.catalog.sources.base import Source
 from serving.catalog.sync import Synchroniser
 from serving.config import AgentConfig, CatalogConfig, Config, ServerConfig
 from serving.telemetry import Telemetry
+from tests.live import serving
 from tests.serving.agent.deciding import WordRouter, catalogs_at
-from tests.serving.catalog.sources.servers import serving
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from mcp.types import ImageContent, TextContent
 from starlette.applications import Starlette
 
 from serving.catalog.sources.a2a import A2ASource
+from tests.live import serving
 from tests.serving.agent.conftest import running
 from tests.serving.agent.test_results import source
 from tests.serving.agent.upstreams import Studio
-from tests.serving.catalog.sources.servers import serving
 
 pytestmark = pytest.mark.anyio
 PICTURE = b"\x89PNG"

@@ -10,10 +10,10 @@ import pytest
 from serving.agent.arguments import Execution, Schemas, read_execution
 from serving.catalog.entry import Entry
 from serving.types import InvalidRequestError
+from tests.live import serving
 from tests.serving.agent.conftest import running
 from tests.serving.agent.test_results import source
 from tests.serving.agent.upstreams import TEXT, Studio
-from tests.serving.catalog.sources.servers import serving
 
 pytestmark = pytest.mark.anyio
 

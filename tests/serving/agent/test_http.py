@@ -5,10 +5,10 @@ from __future__ import annotations
 import httpx2
 import pytest
 
+from tests.live import serving
 from tests.serving.agent.conftest import running
 from tests.serving.agent.test_results import source
 from tests.serving.agent.upstreams import Studio
-from tests.serving.catalog.sources.servers import serving
 
 pytestmark = pytest.mark.anyio
 HELLO = {

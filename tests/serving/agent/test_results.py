@@ -18,9 +18,9 @@ from mcp.types import (
 
 from serving.catalog.sources.mcp import McpSource
 from serving.catalog.sources.mcp_config import HttpEntry
+from tests.live import serving
 from tests.serving.agent.conftest import running
 from tests.serving.agent.upstreams import PIXEL, SHAPE, Studio
-from tests.serving.catalog.sources.servers import serving
 
 pytestmark = pytest.mark.anyio
 ERAS = pytest.mark.parametrize("mode", ["legacy", "auto"])

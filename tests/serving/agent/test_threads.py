@@ -8,11 +8,11 @@ from mcp.types import CallToolResult, ImageContent, TextContent
 from serving.agent.threads import Thread, Threads, digest, step
 from serving.catalog.sources.mcp import McpSource
 from serving.types import ForbiddenError, Message, ToolCall
+from tests.live import serving
 from tests.serving.agent.conftest import running
 from tests.serving.agent.test_results import source
 from tests.serving.agent.upstreams import Studio
 from tests.serving.catalog.conftest import postgres, postgres_url  # noqa: F401
-from tests.serving.catalog.sources.servers import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -16,11 +16,11 @@ from mcp.types import CallToolResult
 
 from serving.catalog.sources.mcp import McpSource
 from serving.catalog.sources.mcp_config import HttpEntry, StdioEntry
+from tests.live import serving
 from tests.serving.agent import upstreams
 from tests.serving.agent.conftest import Running, running
 from tests.serving.agent.test_results import source
 from tests.serving.agent.upstreams import Studio
-from tests.serving.catalog.sources.servers import serving
 
 pytestmark = pytest.mark.anyio
 ERAS = pytest.mark.parametrize("mode", ["legacy", "auto"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from prompts import PromptTokenizer, Template
@@ -30,6 +28,7 @@ from serving.prefilter.selection import RankingPrefilter
 from serving.router import Router
 from serving.telemetry import Telemetry
 from serving.types import Candidate, PrefilterReport, RouteRequest
+from tests.live import serving
 from tests.serving.catalog.test_index import WordEmbedder
 
 WORD = re.compile(r"[a-z]{4,}")
@@ -217,14 +216,8 @@ async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def url(server: Server) -> AsyncIterator[str]:
     """Where a real uvicorn serves the same application, in this event loop."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        uvicorn_server = uvicorn.Server(uvicorn.Config(server.app, lifespan="off", log_level="warning"))
-        serving = asyncio.create_task(uvicorn_server.serve(sockets=[listening]))
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        uvicorn_server.should_exit = True
-        await serving
+    async with serving(server.app, lifespan="off") as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

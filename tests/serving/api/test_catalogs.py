@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from urllib.parse import quote
 import httpx
 import jsonschema_rs
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.middleware import Middleware
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +22,7 @@ from serving.api.openapi import describe
 from serving.catalog.entry import Server
 from serving.catalog.store import Store
 from serving.telemetry import Telemetry
+from tests.live import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -208,18 +206,11 @@ class TestIds:
 
     @pytest.mark.parametrize("id", ["a/b", "/a//b/", "a%2Fb", "a b+c?d#e", "天气", "line\nbreak\n", "%", "candidates"])
     async def test_through_a_real_server(self, app: FastAPI, id: str) -> None:
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            listening.listen()
-            server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/catalogs/c"
-            async with httpx.AsyncClient() as client:
-                await client.put(url)
-                answer = await client.put(f"{url}/candidates/{quote(id, safe='')}", json={"name": "x"})
-                assert answer.json()["id"] == id
-            server.should_exit = True
-            await serving
+        async with serving(app, lifespan="off") as port, httpx.AsyncClient() as client:
+            url = f"http://127.0.0.1:{port}/v1/catalogs/c"
+            await client.put(url)
+            answer = await client.put(f"{url}/candidates/{quote(id, safe='')}", json={"name": "x"})
+            assert answer.json()["id"] == id
 
     async def test_what_no_database_can_hold(self, filled: httpx.AsyncClient) -> None:
         assert fault(await filled.get("/c/candidates/%00")) == (422, "invalid_request", "ids[0]")

@@ -11,7 +11,6 @@ from contextlib import closing
 import httpx
 import openai
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -20,6 +19,7 @@ from starlette.routing import Route
 from serving.api.gateway import HEADER, Gateway
 from serving.config import Config, GatewayConfig, ServerConfig
 from serving.types import EngineUnavailableError
+from tests.live import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -75,14 +75,9 @@ class Upstream:
 @pytest.fixture
 async def upstream():
     made = Upstream()
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        server = uvicorn.Server(uvicorn.Config(made.app, log_level="warning", lifespan="off"))
-        running = asyncio.create_task(server.serve([listener]))
-        made.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    async with serving(made.app) as port:
+        made.url = f"http://127.0.0.1:{port}/v1"
         yield made
-        server.should_exit = True
-        server.force_exit = True
-        await running
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import uvicorn
 from sentence_transformers import CrossEncoder as CrossEncoderModel
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
@@ -23,6 +22,7 @@ from serving.prefilter.remote import RemoteCrossEncoder, RemoteEmbedder
 from serving.prefilter.rerank import LocalCrossEncoder
 from serving.prefilter.selection import RankingPrefilter
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError, RouteRequest
+from tests.live import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -70,14 +70,9 @@ class Endpoint:
 @pytest.fixture
 async def endpoint():
     served = Endpoint()
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        server = uvicorn.Server(uvicorn.Config(served.app, log_level="warning", lifespan="off"))
-        running = asyncio.create_task(server.serve([listener]))
-        served.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    async with serving(served.app) as port:
+        served.url = f"http://127.0.0.1:{port}/v1"
         yield served
-        server.should_exit = True
-        server.force_exit = True
-        await running
 
 
 @pytest.fixture

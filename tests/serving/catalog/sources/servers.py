@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
-import uvicorn
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.mcpserver import MCPServer
@@ -27,7 +23,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 EMPTY: dict[str, Any] = {"type": "object"}
 OBJECT: dict[str, Any] = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -88,21 +83,6 @@ def legacy(answers: dict[str, Callable[[dict[str, Any]], Any]]) -> Starlette:
         return Response(text, media_type="application/json")
 
     return Starlette(routes=[Route("/mcp", answer, methods=["POST"])])
-
-
-@asynccontextmanager
-async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[int]:
-    """Serves the app in this event loop, on the port it yields. Connections wait until it is ready."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        # Not a task group: the test's own errors come out as they are.
-        served = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            await served
 
 
 async def grow() -> None:

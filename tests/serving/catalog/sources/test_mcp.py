@@ -20,7 +20,8 @@ from starlette.routing import Route
 from serving.catalog.sources.base import Limits, Listing, SourceError
 from serving.catalog.sources.mcp import McpSource
 from serving.catalog.sources.mcp_config import HttpEntry, StdioEntry
-from tests.serving.catalog.sources.servers import EMPTY, OBJECT, legacy, paged_server, searching, serving
+from tests.live import serving
+from tests.serving.catalog.sources.servers import EMPTY, OBJECT, legacy, paged_server, searching
 
 pytestmark = pytest.mark.anyio
 SERVERS = str(Path(__file__).parent / "servers.py")

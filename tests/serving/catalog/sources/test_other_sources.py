@@ -21,7 +21,7 @@ from serving.catalog.sources.locate import sources_at
 from serving.catalog.sources.mcp import McpSource
 from serving.catalog.sources.skills import SkillSource
 from serving.types import Candidate, InvalidRequestError
-from tests.serving.catalog.sources.servers import serving
+from tests.live import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,8 @@ from serving.catalog.sources.mcp_config import HttpEntry
 from serving.catalog.store import Store
 from serving.catalog.sync import Report, Synchroniser
 from serving.types import Candidate, InvalidRequestError
-from tests.serving.catalog.sources.servers import searching, serving
+from tests.live import serving
+from tests.serving.catalog.sources.servers import searching
 
 pytestmark = pytest.mark.anyio
 
