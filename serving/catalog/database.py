@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
@@ -22,6 +24,7 @@ from sqlalchemy.exc import (
     IntegrityError,
     InternalError,
     NotSupportedError,
+    OperationalError,
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -37,6 +40,7 @@ _FAULTS = (DataError, IntegrityError, InternalError, NotSupportedError, Programm
 _CONNECT_SECONDS = 10
 # How long a writer waits for SQLite's one lock; the longest bulk upsert is some seconds.
 _LOCK_SECONDS = 60
+_LOCK_RETRY_SECONDS = 0.02
 # Any number that is ours: replicas that start together make the tables one after the other.
 _TABLES_LOCK = 0x11E67
 
@@ -87,13 +91,28 @@ class Database:
             raise StoreError(f"the catalogue's database {self._shown} cannot be used: its folder does not exist")
         with self._available():
             if self._sqlite:
-                # In place of BEGIN, for it must stand outside a transaction.
-                async with self._engine.execution_options(begin="PRAGMA journal_mode = WAL").begin():
-                    pass
+                await self._log_ahead()
             async with self._writers.begin() as connection:
                 if not self._sqlite:
                     await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TABLES_LOCK)))
                 await connection.run_sync(METADATA.create_all)
+
+    async def _log_ahead(self) -> None:
+        """Let readers go on while one writes: SQLite's write-ahead log, which a database file keeps once it is set.
+
+        To set it SQLite needs the file for itself and, alone among its statements, does not wait for it.
+        """
+        # In place of BEGIN, for it must stand outside a transaction.
+        setting = self._engine.execution_options(begin="PRAGMA journal_mode = WAL")
+        deadline = anyio.current_time() + _LOCK_SECONDS
+        while True:
+            try:
+                async with setting.begin():
+                    return
+            except OperationalError as error:
+                if not _is_busy(error) or anyio.current_time() > deadline:
+                    raise
+            await anyio.sleep(_LOCK_RETRY_SECONDS)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -184,6 +203,11 @@ def _database(url: str) -> URL:
             "the catalogue's database must be a URL like sqlite:///light-router.db or "
             "postgresql://user:password@host/database"
         ) from None
+
+
+def _is_busy(error: OperationalError) -> bool:
+    """Whether another connection has SQLite's file; the low byte is the error, the rest says more of it."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -397,6 +399,25 @@ async def test_stores_may_start_together(url: str) -> None:
     assert await stores[0].catalogs() == []
     for store in stores:
         await store.close()
+
+
+async def test_a_store_that_starts_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waits = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        other.rollback()
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    store = Store(f"sqlite:///{tmp_path / 'catalog.db'}")
+    await store.start()
+    assert len(waits) == 1
+    assert await store.catalogs() == []
+    await store.close()
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.close()
 
 
 KILLED = """
