@@ -5,16 +5,20 @@ PORT   ?= 8000
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
 
-.PHONY: serve test test-vllm check format setup clean
+.PHONY: serve test test-vllm test-images check format setup clean
 
 serve: setup
 	$(BIN)/light-router serve --config $(CONFIG) --port $(PORT)
 
 test: .venv/dev .models/smollm2-135m-instruct/complete.json .models/all-minilm-l6-v2/complete.json .models/qwen3-tokenizer/complete.json
-	$(BIN)/pytest -m "not vllm"
+	$(BIN)/pytest -m "not vllm and not images"
 
 test-vllm: .venv/dev .venv-vllm/ready .models/smollm2-135m-instruct/complete.json .models/qwen3-tokenizer/complete.json
 	$(BIN)/pytest -m vllm tests/vllm
+
+# Every RUN line of the Dockerfile in an empty folder, without a Docker engine.
+test-images: .venv/dev .models/qwen3-tokenizer/complete.json
+	$(BIN)/pytest -m images tests/test_dockerfile.py
 
 check: .venv/dev
 	$(BIN)/ruff check .
