@@ -29,7 +29,7 @@ from adapters.datasets import (
     read_trajectories,
     without_history,
 )
-from adapters.mining import CatalogueIndex, Embed
+from adapters.mining import CatalogueIndex, Embed, search_vectors
 from adapters.mixture import CasesRecipe, Side, SourceRecipe, choose, generator, mixed, refuse_report_sets, side_of
 from adapters.sampling import Sampler
 from prompts import Candidate, Message, Template
@@ -184,7 +184,7 @@ def _drawn(
     rngs = [generator(recipe.seed, case.source, case.case_id, variant) for case, variant in chosen]
     cases = [_asked(case, recipe, rng) for (case, _), rng in zip(chosen, rngs, strict=True)]
     texts = [search_text(case.messages, recipe.history_messages) for case in cases]
-    vectors = embed([text.text for text in texts]) if texts else ()
+    vectors = search_vectors(texts, embed)
     for case, text, vector, rng in zip(cases, texts, vectors, rngs, strict=True):
         listing = sampler.draw(case, text, vector, rng)
         messages, candidates = case.messages, listing.candidates
@@ -200,7 +200,7 @@ def _served(cases: Sequence[Case], sampler: Sampler, recipe: CasesRecipe, embed:
     if recipe.history == "none":
         once = list(map(without_history, once))
     texts = [search_text(case.messages, recipe.history_messages) for case in once]
-    vectors = embed([text.text for text in texts]) if texts else ()
+    vectors = search_vectors(texts, embed)
     for case, text, vector in zip(once, texts, vectors, strict=True):
         listing, scores = sampler.served(case, text, vector, recipe.k)
         shown = tuple(map(_slim, listing.candidates))

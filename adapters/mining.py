@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from prompts import Candidate
 from prompts.candidate import describe
 from serving.prefilter.base import SearchText
+from serving.prefilter.dense import mean_vector
 from serving.prefilter.embedder import LocalEmbedder, batches
-from serving.prefilter.fusion import reciprocal_rank_fusion
+from serving.prefilter.fusion import WEIGHTS, score_fusion
 from serving.prefilter.postings import Postings
 
 Vectors = NDArray[np.float32]
@@ -108,16 +109,23 @@ class CatalogueIndex:
         self._postings.add(map(describe, self.candidates))
 
     def scores(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Of each of `pool`: BM25 and cosine, fused by reciprocal rank."""
+        """Of each of `pool`: BM25 and cosine, fused by `serving.prefilter.fusion`."""
         scores: list[NDArray[np.floating]] = [
             self._postings.scores(text.parts)[pool],
             cosines(self.vectors[pool], vector),
         ]
-        return reciprocal_rank_fusion(scores)
+        return score_fusion(scores, [WEIGHTS["bm25"], 1.0])
 
     def ranking(self, text: SearchText, vector: Vectors, pool: NDArray[np.intp]) -> NDArray[np.intp]:
         """Positions of `pool`, best first."""
         return pool[np.argsort(-self.scores(text, vector, pool), kind="stable")]
+
+
+def search_vectors(texts: Sequence[SearchText], embed: Embed) -> list[Vectors]:
+    """The unit vector of each search text, as the prefilter's dense ranker makes it."""
+    voices = [voice for text in texts for voice, _ in text.voices]
+    rows = iter(embed(voices) if voices else ())
+    return [mean_vector(text, np.stack([next(rows) for _ in text.voices])) for text in texts]
 
 
 def _coded(texts: Iterable[str]) -> tuple[NDArray[np.intp], dict[str, int]]:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -141,15 +142,22 @@ class Embeddings:
         self.embedder = embedder
         self._vectors: LRU[bytes, NDArray[np.float16]] = LRU(cache_bytes, lambda row: row.nbytes + VECTOR_OVERHEAD)
         self._embedding = asyncio.Lock()
+        self._salt = b""
+
+    def salted(self, salt: str) -> Embeddings:
+        """The same embedder and memory, in which only what was embedded under the same salt is found again."""
+        view = copy(self)
+        view._salt = hashlib.blake2b(salt.encode(), digest_size=32).digest() if salt else b""
+        return view
 
     async def of(self, texts: Sequence[str]) -> NDArray[np.float16]:
-        """Array (texts, dimensions) of unit vectors; only texts not seen before are embedded."""
-        keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
+        """Array (texts, dimensions) of unit vectors, (0, 0) of none; only texts not seen before are embedded."""
+        keys = [hashlib.blake2b(text.encode(), digest_size=16, key=self._salt).digest() for text in texts]
         vectors = self._vectors.get_many(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
         for batch in batches(missing):
             vectors |= await self._embed(batch)
-        return np.stack([vectors[key] for key in keys])
+        return np.stack([vectors[key] for key in keys]) if keys else np.zeros((0, 0), dtype=np.float16)
 
     async def _embed(self, texts: dict[bytes, str]) -> dict[bytes, NDArray[np.float16]]:
         """One request at a time, so that the same texts are not embedded twice in parallel."""

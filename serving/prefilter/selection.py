@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from prompts.question import Candidate
 from serving.cache import LRU
+from serving.catalog.tenants import shown_name
 from serving.config import PrefilterConfig
 from serving.prefilter.base import Allowed, Kept, Ranker, Ranking, best, search_text, within
 from serving.prefilter.fusion import FusedRanker
@@ -48,7 +49,7 @@ class RankingPrefilter:
         self._config = config
         self.catalogs = catalogs
         self._queries = queries or {}
-        self._pools: LRU[tuple[Candidate, ...], Pool] = LRU(POOLED_CANDIDATES, len)
+        self._pools: LRU[tuple[str, tuple[Candidate, ...]], Pool] = LRU(POOLED_CANDIDATES, len)
 
     @property
     def methods(self) -> Collection[str]:
@@ -122,16 +123,21 @@ class RankingPrefilter:
         return ranker.name, await ranker.rank(text, pool, allowed)
 
     async def _searched(self, request: RouteRequest) -> Searchable:
-        """The catalogue that is named, or the pool of the candidates sent: an agent sends the same again and again."""
+        """The catalogue that is named, or the pool of the candidates sent: an agent sends the same again and again.
+
+        What one caller sent makes nothing faster for another, who could tell from the time what others send.
+        """
         if request.catalog is not None:
             if self.catalogs is None:
-                raise NotFoundError(f"there is no catalogue {request.catalog[:100]!r}: this server keeps none")
+                raise NotFoundError(
+                    f"there is no catalogue {shown_name(request.catalog)[:100]!r}: this server keeps none"
+                )
             return await self.catalogs.get(request.catalog)
-        candidates = tuple(request.candidates)
-        pool = self._pools.get(candidates)
+        key = request.cache_salt, tuple(request.candidates)
+        pool = self._pools.get(key)
         if pool is None:
-            pool = await asyncio.to_thread(Pool.of, candidates, self._queries)
-            self._pools.put(candidates, pool)
+            pool = await asyncio.to_thread(Pool.of, request.candidates, self._queries, request.cache_salt)
+            self._pools.put(key, pool)
         return pool
 
     def _ranker(self, methods: Sequence[str]) -> Ranker:
@@ -158,9 +164,16 @@ async def _in_time(request: RouteRequest, work: Awaitable[Kept]) -> Kept:
 async def _kept(pool: Searchable, rows: NDArray[np.intp], ranking: Ranking, method: str, considered: int) -> Kept:
     """These rows as what passed."""
     kept = await pool.fetch(rows.tolist())
+    scores = ranking.scores[list(kept)].tolist()
     return Kept(
         candidates=tuple(kept.values()),
-        scores=ranking.scores[list(kept)].tolist(),
-        report=PrefilterReport(method, considered, len(kept)),
+        scores=scores,
+        report=PrefilterReport(method, considered, len(kept), _margin(scores)),
         embedding_ms=ranking.embedding_ms,
     )
+
+
+def _margin(scores: Sequence[float]) -> float | None:
+    """See `PrefilterReport`."""
+    best, second = [*sorted(scores, reverse=True)[:2], 0.0, 0.0][:2]
+    return (best - max(second, 0.0)) / best if len(scores) > 1 and best > 0 else None

@@ -47,6 +47,8 @@ class Vectors:
         Exact for the best EXACT rows; those of the others are off by about a hundredth.
         """
         size = self._size
+        if not size:  # of no vector, the dimensions need not be known
+            return np.zeros(0, dtype=np.float32)
         if size <= EXACT:
             return self._exactly(np.arange(size), query)
         coarse, scale = _coarse(query[None])
@@ -64,5 +66,5 @@ class Vectors:
 
 def _coarse(vectors: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Rows in 8 bits, and what each must be multiplied by."""
-    scales = np.maximum(np.abs(vectors).max(axis=1), np.finfo(np.float32).tiny) / 127
+    scales = np.maximum(np.abs(vectors).max(axis=1, initial=0), np.finfo(np.float32).tiny) / 127
     return np.round(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32)

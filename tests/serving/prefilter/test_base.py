@@ -42,6 +42,16 @@ def test_the_text_of_all_parts_begins_with_the_query():
     ]
 
 
+def test_query_observation_and_the_whole_history_are_three_voices():
+    assert search_text(CONVERSATION, 2).voices == (
+        ("find me a flight to Oslo", 1.0),
+        ("flights.search SK 1478, 129 euros", 1.0),
+        ("flights.search Looking.\nWhat can I do?", 2 * EARLIER_WEIGHT),
+    )
+    assert search_text(CONVERSATION[:2], 4).voices == (("hello", 1.0),)
+    assert search_text((Message("user", ""),), 4).voices == (("", 1.0),)
+
+
 def test_without_history_query_and_observation_stay():
     assert [text for text, _ in search_text(CONVERSATION, 0).parts] == [
         "find me a flight to Oslo",

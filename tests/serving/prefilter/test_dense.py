@@ -42,13 +42,14 @@ class Counting:
     async def embed(self, texts):
         self.calls.append(list(texts))
         await asyncio.sleep(0)  # as a real one, lets others run
-        if self.gate is not None and len(texts) > 1:
+        if self.gate is not None and len(texts) > len(VOICES):  # candidates, not a query
             await self.gate.wait()
         return np.stack([vector(text) for text in texts])
 
 
 TOOLS = [Candidate(str(i), f"tool_{i}", "word " * (i % 17)) for i in range(3 * BATCH)]
 QUERY = SearchText((("book a flight", 1.0), ("earlier", 0.25)))
+VOICES = [text for text, _ in QUERY.voices]
 
 
 def ranker(embedder, vectors=10_000):
@@ -56,10 +57,11 @@ def ranker(embedder, vectors=10_000):
 
 
 @pytest.mark.anyio
-async def test_scores_are_cosines_with_the_whole_search_text():
+async def test_scores_are_cosines_with_the_weighted_mean_of_query_and_history():
     pool = Pool.of(TOOLS)
     ranking = await ranker(Counting()).rank(QUERY, pool)
-    expected = [vector(describe(c)) @ vector("book a flight\nearlier") for c in pool.candidates]
+    mean = vector("book a flight") + 0.25 * vector("earlier")
+    expected = [vector(describe(c)) @ mean / np.linalg.norm(mean) for c in pool.candidates]
     assert ranking.scores == pytest.approx(expected, abs=2e-3)  # float16 in the cache
     assert ranking.embedding_ms > 0
 
@@ -69,11 +71,11 @@ async def test_only_what_is_missing_is_embedded():
     embedder = Counting()
     dense = ranker(embedder)
     await dense.rank(QUERY, Pool.of(TOOLS[:40]))
-    assert sorted(embedder.texts) == sorted([QUERY.text, *(describe(c) for c in TOOLS[:40])])
+    assert sorted(embedder.texts) == sorted([*VOICES, *(describe(c) for c in TOOLS[:40])])
     embedder.calls.clear()
     again = [Candidate(f"other id {c.id}", c.name, c.description) for c in TOOLS[:40]]
     await dense.rank(QUERY, Pool.of([*again, TOOLS[50]]))
-    assert sorted(embedder.texts) == sorted([QUERY.text, describe(TOOLS[50])])
+    assert sorted(embedder.texts) == sorted([*VOICES, describe(TOOLS[50])])
 
 
 @pytest.mark.anyio
@@ -92,7 +94,7 @@ async def test_requests_at_once_embed_the_same_candidates_once():
     dense = ranker(embedder)
     pool = Pool.of(TOOLS)
     rankings = await asyncio.gather(*(dense.rank(QUERY, pool) for _ in range(4)))
-    assert len(embedder.texts) == len(TOOLS) + 4
+    assert len(embedder.texts) == len(TOOLS) + 4 * len(VOICES)
     assert all(ranking.scores.tolist() == rankings[0].scores.tolist() for ranking in rankings)
 
 

@@ -1,11 +1,11 @@
-"""Reciprocal rank fusion."""
+"""Fusion of rankings, by score and by rank."""
 
 import numpy as np
 import pytest
 
 from prompts import Candidate
 from serving.prefilter.base import Ranking, SearchText
-from serving.prefilter.fusion import RANK_CONSTANT, FusedRanker, reciprocal_rank_fusion
+from serving.prefilter.fusion import RANK_CONSTANT, WEIGHTS, FusedRanker, reciprocal_rank_fusion, score_fusion
 from serving.prefilter.pool import Pool
 
 
@@ -32,12 +32,23 @@ def test_nothing_found_is_all_zero():
     assert reciprocal_rank_fusion([np.zeros(4), -np.ones(4)]).tolist() == [0.0] * 4
 
 
-@pytest.mark.anyio
-async def test_rankers_are_asked_together():
-    class Fixed:
-        name = "fixed"
+def test_scores_are_shares_of_each_rankings_best():
+    fused = score_fusion([np.array([0.1, 0.2, -0.4]), np.array([8.0, 2.0, 4.0])])
+    assert fused == pytest.approx([0.75, 0.625, 0.25])
 
-        def __init__(self, *scores, ms):
+
+def test_a_ranking_counts_by_its_weight_and_not_at_all_where_it_found_nothing():
+    fused = score_fusion([np.array([1.0, 0.5]), np.array([0.0, 3.0])], [3.0, 1.0])
+    assert fused == pytest.approx([0.75, 0.375 + 0.25])
+    assert score_fusion([np.zeros(3), -np.ones(3)]).tolist() == [0.0] * 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("by_rank", [False, True])
+async def test_rankers_are_asked_together(by_rank):
+    class Fixed:
+        def __init__(self, name, *scores, ms):
+            self.name = name
             self.ranking = Ranking(np.array(scores), ms)
             self.done = []
 
@@ -51,11 +62,14 @@ async def test_rankers_are_asked_together():
         async def close(self):
             self.done.append("close")
 
-    one, two = Fixed(1.0, 2.0, ms=0.0), Fixed(3.0, 2.0, ms=4.5)
-    fused = FusedRanker(one, two)
+    one, two = Fixed("bm25", 1.0, 2.0, ms=0.0), Fixed("fixed", 3.0, 2.0, ms=4.5)
+    fused = FusedRanker(one, two, by_rank=by_rank)
     await fused.start()
     ranking = await fused.rank(SearchText((("q", 1.0),)), Pool.of([Candidate("1", "a"), Candidate("2", "b")]))
     await fused.close()
-    assert ranking.scores == pytest.approx([place(1) + place(2)] * 2)
+    less = WEIGHTS["bm25"]
+    by_score = [(less / 2 + 1) / (less + 1), (less + 2 / 3) / (less + 1)]
+    assert ranking.scores == pytest.approx([place(1) + place(2)] * 2 if by_rank else by_score)
+    assert fused.name == ("rrf" if by_rank else "fused")
     assert ranking.embedding_ms == 4.5
     assert one.done == two.done == ["q"]  # who made them starts and closes them
