@@ -18,7 +18,7 @@ from typing import Literal
 from prompts.budget import Budget, Truncation
 from prompts.candidate import CandidateText, render_candidate
 from prompts.chat import CHAT_FORMATS
-from prompts.conversation import ConversationRenderer
+from prompts.conversation import Conversation, ConversationRenderer
 from prompts.question import Candidate, Message, ToolCall
 from prompts.tokenizer import PromptTokenizer
 
@@ -150,6 +150,7 @@ class Template:
         *,
         allow_none: bool = True,
         names: Sequence[str] | None = None,
+        salt: str = "",
     ) -> Prompt:
         """The question "which of `candidates` acts next, given `messages`?".
 
@@ -158,6 +159,7 @@ class Template:
             candidates: at least one; the order is kept.
             allow_none: whether "none of these" is one of the answers.
             names: generate only, the unique surface name of each candidate; the model writes one of them.
+            salt: a candidate's tokens are remembered for questions of the same salt only.
 
         Raises:
             ValueError: no candidates, more than `max_candidates`, or more than `budget.total` tokens can hold.
@@ -170,22 +172,22 @@ class Template:
             raise ValueError("the generate readout needs the surface name of every candidate")
         conversation = self._conversation.render(messages)
         if self.readout == "pointwise":
-            return self._pointwise(conversation.ids, conversation.truncated, candidates, allow_none)
-        return self._listed(conversation.ids, conversation.truncated, candidates, allow_none, names)
+            return self._pointwise(conversation, candidates, allow_none, salt)
+        return self._listed(conversation, candidates, allow_none, names, salt)
 
-    def _render_candidate(self, candidate: Candidate, limit: int, name: str | None) -> CandidateText:
+    def _render_candidate(self, candidate: Candidate, limit: int, name: str | None, _salt: str) -> CandidateText:
         return render_candidate(self.tokenizer, candidate, limit, name)
 
     def _pointwise(
-        self, conversation: list[int], truncated: list[Truncation], candidates: Sequence[Candidate], allow_none: bool
+        self, conversation: Conversation, candidates: Sequence[Candidate], allow_none: bool, salt: str
     ) -> Prompt:
-        texts = [self._candidate(candidate, self.budget.candidate, None) for candidate in candidates]
-        truncated = truncated + [text.truncation for text in texts if text.truncation]
+        texts = [self._candidate(candidate, self.budget.candidate, None, salt) for candidate in candidates]
+        truncated = conversation.truncated + [text.truncation for text in texts if text.truncation]
         bodies: list[Sequence[int]] = [text.ids for text in texts]
         if allow_none:
             bodies.append(self._none_text)
         return Prompt(
-            prefix=[*self._system, *self._close, *conversation],
+            prefix=[*self._system, *self._close, *conversation.ids],
             continuations=[[*self._option_open, *body, *self._close, *self._answer] for body in bodies],
             labels=self._yes_no,
             truncated=truncated,
@@ -193,15 +195,15 @@ class Template:
 
     def _listed(
         self,
-        conversation: list[int],
-        truncated: list[Truncation],
+        conversation: Conversation,
         candidates: Sequence[Candidate],
         allow_none: bool,
         names: Sequence[str] | None,
+        salt: str,
     ) -> Prompt:
         question = self.tokenizer.structure(_QUESTION[self.readout])
         # What stands around the options, and 4 tokens for the mark-up of each.
-        around = len(self._system) + len(conversation) + len(question) + len(self._none_text) + 32
+        around = len(self._system) + len(conversation.ids) + len(question) + len(self._none_text) + 32
         room = (self.budget.total - around) // len(candidates) - 4
         limit = min(self.budget.candidate, room)
         if limit < 8:
@@ -211,22 +213,23 @@ class Template:
             )
         colon = self.tokenizer.structure(": ") if self.readout == "listwise" else self.tokenizer.structure("- ")
         options: list[int] = []
-        truncated = list(truncated)
+        truncated = list(conversation.truncated)
         for position, candidate in enumerate(candidates):
-            text = self._candidate(candidate, limit, names[position] if names and self.readout == "generate" else None)
+            name = names[position] if names and self.readout == "generate" else None
+            text = self._candidate(candidate, limit, name, salt)
             if text.truncation:
                 truncated.append(text.truncation)
             mark = [self._labels[position], *colon] if self.readout == "listwise" else colon
             options += [*mark, *text.ids, *self._newline]
         if allow_none:
             mark = [self._none_label, *colon] if self.readout == "listwise" else colon
-            name = [] if self.readout == "listwise" else self.tokenizer.text(f"{NONE_NAME}: ")
-            options += [*mark, *name, *self._none_text, *self._newline]
+            said = [] if self.readout == "listwise" else self.tokenizer.text(f"{NONE_NAME}: ")
+            options += [*mark, *said, *self._none_text, *self._newline]
         if self.layout == "messages_first":
-            prefix = [*self._system, *self._close, *conversation]
+            prefix = [*self._system, *self._close, *conversation.ids]
             continuation = [*self._option_open, *options, *question, *self._close, *self._answer]
         else:
-            prefix = [*self._system, *self._newline, *options, *self._close, *conversation]
+            prefix = [*self._system, *self._newline, *options, *self._close, *conversation.ids]
             continuation = [*self._option_open, *question, *self._close, *self._answer]
         labels = [*self._labels[: len(candidates)], *([self._none_label] if allow_none else [])]
         choices = [*(names or []), *([NONE_NAME] if allow_none else [])]

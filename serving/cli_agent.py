@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import uvicorn
 
+from serving import logs, tracing
 from serving.assembly import build_router
+from serving.audit import STDOUT, AuditLog
 from serving.cli import DEFAULT_PROFILE, ConfigOption, fail, load_config
 from serving.config import Config
 from serving.telemetry import Telemetry
@@ -45,13 +47,16 @@ def agent(
     from serving.catalog.sources.base import first_cause  # noqa: PLC0415
     from serving.catalog.sources.locate import sources_at  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     profile = load_config(config)
+    logs.configure(profile.server.log_format)
     if profile.catalog.database is None:
         database = f"sqlite:///{DEFAULT_DATABASE}"
         profile = profile.model_copy(update={"catalog": profile.catalog.model_copy(update={"database": database})})
     try:
+        tracing.configure()
         sources = [one for place in (*profile.agent.sources, *(source or ())) for one in sources_at(place, os.environ)]
+        if http is None and profile.server.audit.path == STDOUT:
+            raise ValueError("over stdio the standard output is the protocol's: set server.audit.path to a file")
         made = build_agent(profile, sources)
         asyncio.run(_serve_stdio(made) if http is None else _serve_http(made, profile, http))
     except (LightRouterError, ValueError) as error:
@@ -77,7 +82,16 @@ def build_agent(config: Config, sources: list[Source]) -> LightRoutingAgent:
     if catalogs is None or database is None:
         raise ValueError("the agent keeps a catalogue and threads: set catalog.database, such as sqlite:///agent.db")
     threads = Threads(database, ttl_s=config.agent.thread_ttl_s, characters=config.agent.thread_characters)
-    return LightRoutingAgent(router, catalogs, threads, sources, config.agent)
+    audit = config.server.audit
+    return LightRoutingAgent(
+        router,
+        catalogs,
+        threads,
+        sources,
+        config.agent,
+        quarantine=config.catalog.on_finding == "quarantine",
+        audit=None if audit.path is None else AuditLog(audit.path, texts=audit.texts),
+    )
 
 
 async def _serve_stdio(made: LightRoutingAgent) -> None:
@@ -94,8 +108,12 @@ async def _serve_http(made: LightRoutingAgent, config: Config, port: int) -> Non
     from serving.agent.http import PATH, http_app  # noqa: PLC0415
 
     settings = uvicorn.Config(
-        http_app(made, config, Telemetry()), host=config.server.host, port=port, access_log=False, log_level="info"
+        http_app(made, config, Telemetry()), host=config.server.host, port=port, access_log=False, log_config=None
     )
     logging.getLogger(__name__).info("MCP at http://%s:%d%s", config.server.host, port, PATH)
     async with made.running():
         await uvicorn.Server(settings).serve()
+
+
+if __name__ == "__main__":
+    typer.run(agent)

@@ -1,8 +1,10 @@
-"""A chat model behind any OpenAI-compatible endpoint, asked for JSON of a given schema, and a journal of its answers.
+"""A chat model behind any OpenAI-compatible endpoint, asked for JSON of a given schema or given functions to call, and
+a journal of its answers.
 
-Knows the chat completions protocol and JSON schemas. Does not know what is asked, or what for. A finished call is
-never made twice: its answer stands in the journal under a digest of all that determines it, so work that was stopped
-at any moment and is started again asks only what has no answer yet.
+Knows the chat completions protocol and JSON schemas. Does not know what is asked, or what for. A finished question is
+never asked twice: its answer stands in the journal under a digest of all that determines it, so work that was stopped
+at any moment and is started again asks only what has no answer yet. A turn of a conversation is not recorded: what
+its calls do is not repeatable.
 """
 
 from __future__ import annotations
@@ -60,6 +62,24 @@ class Usage:
         cached = prices.input if prices.cached_input is None else prices.cached_input
         fresh = self.prompt_tokens - self.cached_tokens
         return (fresh * prices.input + self.cached_tokens * cached + self.completion_tokens * prices.output) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A function that the model calls. `arguments` is what it wrote, which may be no JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A message of the model in a conversation: words, calls or both."""
+
+    content: str
+    calls: tuple[FunctionCall, ...] = ()
+    usage: Usage = Usage()
 
 
 class Journal:
@@ -202,6 +222,31 @@ class LLM:
                 self.replayed += Usage(**known["usage"])
             return known["answer"]
 
+    async def chat(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Reply:
+        """The model's next message in a conversation.
+
+        Args:
+            turns: the messages so far, as the protocol has them.
+            tools: the functions that it may call, as the protocol has them.
+
+        Raises:
+            EngineError: the endpoint does not take this conversation, or does not answer in the protocol.
+            EngineTimeoutError, EngineUnavailableError: as `ask`.
+        """
+        async with self._slots:
+            completion = await self._complete(turns, {"tools": list(tools)} if tools else {})
+        usage = _usage(completion)
+        self.spent += usage
+        try:
+            message = completion.choices[0].message
+            calls = tuple(
+                FunctionCall(call.id or f"call_{number}", call.function.name, call.function.arguments or "")
+                for number, call in enumerate(message.tool_calls or ())
+            )
+        except (AttributeError, IndexError, TypeError) as error:
+            raise EngineError(f"{self.model} at {self._url} did not answer in the protocol: {error}") from error
+        return Reply(_text(completion), calls, usage)
+
     async def close(self) -> None:
         """Close the connections and the journal."""
         await self._client.close()
@@ -254,7 +299,7 @@ class LLM:
             return {"type": "json_object"}
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema), "strict": True}}
 
-    async def _complete(self, turns: Sequence[Mapping[str, str]], request: Mapping[str, Any]) -> Any:
+    async def _complete(self, turns: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> Any:
         asked: dict[str, Any] = {"messages": list(turns), "max_completion_tokens": self._max_tokens, **request}
         try:
             return await self._client.chat.completions.create(model=self.model, **asked, extra_body=self._extra)
@@ -266,7 +311,7 @@ class LLM:
         except openai.APIConnectionError as error:
             raise EngineUnavailableError(f"{self._url} cannot be reached: {error.__cause__ or error}") from error
         except openai.APIStatusError as error:
-            kind = EngineError
+            kind: type[EngineError] = EngineError
             if error.status_code in _HOPELESS or error.status_code >= 500:
                 kind = EngineUnavailableError
             raise kind(f"{self.model} at {self._url} answered {error.status_code}: {str(error)[:300]}") from error

@@ -18,11 +18,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.agent.agent import LightRoutingAgent
 from serving.agent.server import mcp_server
-from serving.api.auth import AuthMiddleware, RequestIdMiddleware
+from serving.api.auth import AuthMiddleware, RequestIdMiddleware, caller_of
 from serving.api.errors import OutcomeMiddleware, error_response
+from serving.catalog.tenants import tenant_of
 from serving.config import Config
+from serving.keys import ANYONE, Keys
 from serving.telemetry import Telemetry
-from serving.types import LightRouterError
+from serving.types import ForbiddenError, LightRouterError
 
 PATH = "/mcp"
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -32,9 +34,8 @@ def http_app(agent: LightRoutingAgent, config: Config, telemetry: Telemetry) -> 
     """The application. The agent is started by whoever serves it."""
 
     async def forget(request: Request) -> Response:
-        principal = str(getattr(request.state, "cache_salt", ""))
         try:
-            await agent.threads.delete(request.path_params["handle"], principal)
+            await agent.threads.delete(request.path_params["handle"], caller_of(request).owner)
         except LightRouterError as error:  # the SDK's application would answer 500 before anyone else can
             return error_response(error, request.url.path, request.state.request_id)
         return Response(status_code=204)
@@ -58,7 +59,8 @@ def http_app(agent: LightRoutingAgent, config: Config, telemetry: Telemetry) -> 
             Route("/health/ready", ready),
         ],
     )
-    guarded = AuthMiddleware(_SessionOwner(server), config.server.api_keys)
+    owned = _SessionOwner(server, tenant_of(config.agent.catalog))
+    guarded = AuthMiddleware(owned, Keys(config.server.api_keys, config.server.keys_file), lambda *_: "agent")
     return RequestIdMiddleware(OutcomeMiddleware(guarded, telemetry, {PATH: "mcp"}))
 
 
@@ -67,13 +69,19 @@ def _with_ports(hosts: Sequence[str]) -> list[str]:
 
 
 class _SessionOwner:
-    """Tells the SDK whose key came with a request: a session of before 2026-07-28 answers to that key only."""
+    """Tells the SDK whose key came with a request: a session of before 2026-07-28 answers to that key only.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Keys of other tenants than the catalogue's are refused: what stands behind the agent is not theirs to call.
+    """
+
+    def __init__(self, app: ASGIApp, tenant: str) -> None:
         self._app = app
+        self._tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and (principal := getattr(Request(scope).state, "cache_salt", "")):
-            scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal, scopes=[]))
+        if scope["type"] == "http" and (caller := caller_of(Request(scope))) is not ANYONE:
+            if caller.tenant != self._tenant:
+                raise ForbiddenError(f"the key {caller.name!r} is of another tenant than this agent's catalogue")
+            scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=caller.owner, scopes=[]))
         await self._app(scope, receive, send)

@@ -17,7 +17,10 @@ from mcp.client import Transport
 from mcp.client.session import ClientRequestContext
 from mcp.shared.message import SessionMessage
 from mcp.types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    INVALID_PARAMS,
     INVALID_REQUEST,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
     REQUEST_TIMEOUT,
     CallToolRequest,
     CallToolRequestParams,
@@ -25,10 +28,12 @@ from mcp.types import (
     ElicitRequestParams,
     ErrorData,
     InputRequiredResult,
+    JSONRPCRequest,
+    MissingRequiredClientCapabilityErrorData,
 )
 from pydantic import TypeAdapter, ValidationError
 
-from serving.agent.upstreams import Call, Result, Upstream, UpstreamError
+from serving.agent.upstreams import Call, HostFaultError, Result, Upstream, UpstreamError
 from serving.catalog.sources.base import Watch
 from serving.catalog.sources.environment import Environment
 from serving.catalog.sources.mcp import McpSource
@@ -39,6 +44,8 @@ _RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(InputRe
 _LOST = ("Connection closed", "SSE stream", "Session terminated")
 # What the specification keeps for client and server themselves; everything else of `_meta` is the host's to say.
 _RESERVED = "io.modelcontextprotocol/"
+# Under which a call's host capabilities go from `_call` to the transport, never further.
+_HOST_CAPABILITIES = "light-router/hostCapabilities"
 
 
 class McpUpstream(McpSource, Upstream):
@@ -93,13 +100,14 @@ class McpUpstream(McpSource, Upstream):
             raise UpstreamError(f"{self.name!r} is not connected; it is tried again by itself")
         meta = {key: value for key, value in call.meta.items() if not key.startswith(_RESERVED)}
         meta.pop("progressToken", None)
+        meta[_HOST_CAPABILITIES] = call.capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)
         request = CallToolRequest(
             params=CallToolRequestParams(
                 name=candidate.name,
                 arguments=arguments,
                 input_responses=call.input_responses,
                 request_state=call.request_state,
-                _meta=meta or None,
+                _meta=meta,
             )
         )
         try:
@@ -111,16 +119,20 @@ class McpUpstream(McpSource, Upstream):
                 progress_callback=call.progress,
             )
         except MCPError as error:
-            raise self._failed(error) from None
+            raise self._failed(error, call) from None
         except ValidationError as error:
             raise UpstreamError(
                 f"{self.name!r} answered something that is no result: {error.error_count()} faults"
             ) from None
 
-    def _failed(self, error: MCPError) -> Exception:
+    def _failed(self, error: MCPError, call: Call) -> Exception:
         if error.code == REQUEST_TIMEOUT:
             return TimeoutError()
         words = self._redacting.redact(error.message)
+        if error.code == MISSING_REQUIRED_CLIENT_CAPABILITY:
+            return HostFaultError(f"{self.name!r} refused the call: {words}", error.code, _required(error.data))
+        if error.code == INVALID_PARAMS and call.request_state:  # which the host hands back, and no model sees
+            return HostFaultError(f"{self.name!r} refused the call: {words}", error.code)
         # Servers use the code that the SDK has for a closed connection for errors of their own too.
         if not self._lost.is_set() and not error.message.startswith(_LOST):
             return UpstreamError(f"{self.name!r} refused the call: {words} (MCP error {error.code})")
@@ -132,6 +144,15 @@ class McpUpstream(McpSource, Upstream):
         )
 
 
+def _required(data: Any) -> dict[str, Any] | None:
+    """The capabilities that an upstream asks for, and nothing else that it may have written there."""
+    try:
+        required = MissingRequiredClientCapabilityErrorData.model_validate(data)
+    except ValidationError:
+        return None
+    return required.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
 class _Noticed:
     """A transport that tells when its other side has closed."""
 
@@ -141,7 +162,7 @@ class _Noticed:
 
     async def __aenter__(self) -> Any:
         read, write = await self._transport.__aenter__()
-        return _Read(read, self._upstream), write
+        return _Read(read, self._upstream), _Write(write)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,6 +189,31 @@ class _Read:
             raise
 
     async def __aenter__(self) -> _Read:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *arguments: Any) -> bool | None:
+        return await self._stream.__aexit__(*arguments)  # type: ignore[no-any-return]
+
+
+class _Write:
+    """From 2026-07-28 on, capabilities are told with each request: those of the host, for which it is called."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send(self, item: SessionMessage) -> None:
+        if isinstance(item.message, JSONRPCRequest):
+            meta = (item.message.params or {}).get("_meta") or {}
+            capabilities = meta.pop(_HOST_CAPABILITIES, None)
+            if capabilities is not None and CLIENT_CAPABILITIES_META_KEY in meta:
+                meta[CLIENT_CAPABILITIES_META_KEY] = capabilities
+        await self._stream.send(item)
+
+    async def __aenter__(self) -> _Write:
         await self._stream.__aenter__()
         return self
 

@@ -1,7 +1,8 @@
 """The agent as an MCP server: `route`, `execute`, and whatever is pinned beside them.
 
 Knows the SDK's server and how a decision or an error is worded for a model. Does not know transports. An error that a
-model can mend is a result with `isError`, so that it reads what would be right.
+model can mend is a result with `isError`, so that it reads what would be right; what only its host can mend is an error
+of the protocol.
 
 `execute` is one tool for whatever stands behind it, and annotations are read before anyone knows what it will call: so
 it is marked destructive and open-world, always. What a candidate says of itself stands in the decision, under
@@ -17,37 +18,34 @@ from typing import Any
 
 from mcp import MCPError
 from mcp.server.caching import CacheHint
-from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.types import (
     INVALID_PARAMS,
-    SERVER_INFO_META_KEY,
     CallToolRequestParams,
     CallToolResult,
-    InputRequiredResult,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
     Tool,
     ToolAnnotations,
 )
-from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
 from serving.agent.agent import LightRoutingAgent, Routed
 from serving.agent.arguments import Execution, as_object, read_execution, shown_schema
 from serving.agent.description import summary
 from serving.agent.errors import MisnamedError, Nearest, RedescribedError, UnfitArgumentsError
-from serving.agent.upstreams import Call, Result
+from serving.agent.passing import Context, call_of, modern, passed
+from serving.agent.upstreams import HostFaultError, Result
+from serving.api.auth import caller_of
 from serving.api.messages import messages_from
 from serving.api.models import VERSION
 from serving.api.route import FilterBody
+from serving.keys import ANYONE, Caller
 from serving.types import Candidate, Filter, InvalidRequestError, LightRouterError, Ranked
 from serving.validation import parse_json, validated
 
 logger = logging.getLogger(__name__)
-
-Context = ServerRequestContext[Any, Any]
 
 INSTRUCTIONS = (
     "Two tools stand for many. For each step call `route` with what is to be done, then `execute` with the "
@@ -124,9 +122,9 @@ def mcp_server(agent: LightRoutingAgent) -> Server[Any]:
     """The agent as a server, for any transport."""
 
     async def list_tools(context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-        principal = principal_of(context)
-        rows = await agent.visible(principal)
-        pinned = await agent.pinned(principal)
+        caller = caller_in(context)
+        rows = await agent.visible(caller)
+        pinned = await agent.pinned(caller)
         return ListToolsResult(
             tools=[
                 route_tool(summary(rows)),
@@ -139,23 +137,25 @@ def mcp_server(agent: LightRoutingAgent) -> Server[Any]:
         try:
             return await answer(context, params)
         except LightRouterError as error:
+            if isinstance(error, HostFaultError) and modern(context):
+                raise MCPError(code=error.code, message=str(error), data=error.data) from None
             return _error(error)
 
     async def answer(context: Context, params: CallToolRequestParams) -> Result:
-        given, principal = params.arguments or {}, principal_of(context)
+        given, caller = params.arguments or {}, caller_in(context)
         if params.name == "route":
-            return await _route(agent, given, principal)
+            return await _route(agent, given, caller, _request_id(context))
         if params.name == "execute":
             execution = read_execution(given)
         else:
-            pinned = await agent.pinned(principal)
+            pinned = await agent.pinned(caller)
             if params.name not in pinned:
                 raise MCPError(
                     code=INVALID_PARAMS, message=f"Unknown tool: {params.name[:100]}; call route to find one"
                 )
             execution = Execution(pinned[params.name].id, given, None)
-        result = await agent.execute(execution, principal=principal, call=_call(context, params))
-        return _passed(context, result)
+        result = await agent.execute(execution, caller=caller, call=call_of(context, params))
+        return passed(context, result)
 
     return Server(
         "light-router",
@@ -168,16 +168,23 @@ def mcp_server(agent: LightRoutingAgent) -> Server[Any]:
     )
 
 
-def principal_of(context: Context) -> str:
-    """Whose key came with the request; "" over stdio, and where no keys are asked for."""
+def caller_in(context: Context) -> Caller:
+    """Whose key came with the request; anyone over stdio, and where no keys are asked for."""
     request = context.request
-    return str(getattr(request.state, "cache_salt", "")) if isinstance(request, Request) else ""
+    return caller_of(request) if isinstance(request, Request) else ANYONE
 
 
 # route
 
 
-async def _route(agent: LightRoutingAgent, given: Mapping[str, Any], principal: str) -> CallToolResult:
+def _request_id(context: Context) -> str | None:
+    """The HTTP request's; None over stdio."""
+    return getattr(context.request.state, "request_id", None) if isinstance(context.request, Request) else None
+
+
+async def _route(
+    agent: LightRoutingAgent, given: Mapping[str, Any], caller: Caller, request_id: str | None
+) -> CallToolResult:
     task = next((given[word] for word in _TASKS if isinstance(given.get(word), str)), None)
     if task is None:
         raise InvalidRequestError('there is no task; call route with {"task": "what is to be done next"}', "task")
@@ -191,11 +198,12 @@ async def _route(agent: LightRoutingAgent, given: Mapping[str, Any], principal: 
         raise InvalidRequestError("thread should be the string that route returned", "thread")
     routed = await agent.route(
         task,
-        principal=principal,
+        caller=caller,
         thread=thread or None,
         history=messages_from(history, "history")[0] if history else None,
         include=include,
         alternatives=wanted,
+        request_id=request_id,
     )
     told = _told(routed, wanted)
     return CallToolResult(content=[TextContent(text=_worded(told))], structured_content=told)
@@ -286,44 +294,6 @@ def _worded(told: dict[str, Any]) -> str:
     lines += [f"unavailable: {one['server']}: {one['error']}" for one in told.get("unavailable", ())]
     lines.append(f"thread: {told['thread']}")
     return "\n".join(line for line in lines if line)
-
-
-# execute
-
-
-def _call(context: Context, params: CallToolRequestParams) -> Call:
-    meta: Mapping[str, Any] = context.meta or {}
-    asked = "progress_token" in meta or "progressToken" in meta
-    return Call(
-        progress=context.session.report_progress if asked else None,
-        meta={key: value for key, value in meta.items() if key not in {"progress_token", "progressToken"}},
-        input_responses=params.input_responses,
-        request_state=params.request_state,
-    )
-
-
-def _passed(context: Context, result: Result) -> Result:
-    """The upstream's result as this host's protocol revision can hold it. It is this server's name that it carries."""
-    if isinstance(result, InputRequiredResult) and not _can_ask(context):
-        asked = json.dumps(result.model_dump(by_alias=True, mode="json", exclude_none=True).get("inputRequests"))
-        text = f"the call needs input that this host has not said it can ask for; it asks: {asked}"
-        return CallToolResult(content=[TextContent(text=text)], is_error=True)
-    if result.meta and SERVER_INFO_META_KEY in result.meta:
-        result.meta = {key: value for key, value in result.meta.items() if key != SERVER_INFO_META_KEY} or None
-    if isinstance(result, CallToolResult) and not _modern(context):
-        held = result.structured_content
-        if held is not None and not isinstance(held, dict):
-            result.structured_content = {"result": held}
-    return result
-
-
-def _can_ask(context: Context) -> bool:
-    capabilities = context.session.client_capabilities
-    return _modern(context) and capabilities is not None and capabilities.elicitation is not None
-
-
-def _modern(context: Context) -> bool:
-    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def _pinned_tool(name: str, candidate: Candidate) -> Tool:

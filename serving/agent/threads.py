@@ -153,7 +153,7 @@ def step(candidate_id: str, arguments: Mapping[str, Any], result: CallToolResult
     failed = "error: " if result.is_error else ""
     return [
         Message("assistant", "", (call,)),
-        Message("tool", failed + digest(_text(result), characters), (), candidate_id),
+        Message("tool", failed + digest(result_text(result), characters), (), candidate_id),
     ]
 
 
@@ -166,7 +166,7 @@ def digest(text: str, characters: int) -> str:
     return f"{text[: characters - tail]}[... {len(text) - characters:,} characters ...]{text[len(text) - tail :]}"
 
 
-def _text(result: CallToolResult) -> str:
+def result_text(result: CallToolResult) -> str:
     """What a result says, and of what it shows the kind."""
     lines: list[str] = []
     for block in result.content:

@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 from mcp.shared.dispatcher import ProgressFnT
-from mcp.types import CallToolResult, InputRequiredResult, InputResponses
+from mcp.types import CallToolResult, ClientCapabilities, InputRequiredResult, InputResponses
 
 from serving.catalog.entry import Server
 from serving.catalog.sources.a2a import A2ASource
@@ -39,6 +39,15 @@ class UpstreamError(LightRouterError):
     """An upstream could not be called, or did not answer. The message names it; it never holds a secret."""
 
 
+class HostFaultError(UpstreamError):
+    """What only the host can mend, not its model. `code` and `data` are what the protocol has for it."""
+
+    def __init__(self, message: str, code: int, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """What comes with a call beside its arguments.
@@ -46,11 +55,13 @@ class Call:
     Attributes:
         progress: told of what the upstream tells while it works.
         meta: `_meta` of the request, to be passed on.
+        capabilities: what the host can be asked for on the way to a result.
         input_responses, request_state: answers to what the upstream has asked for (SEP-2322).
     """
 
     progress: Progress | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    capabilities: ClientCapabilities = field(default_factory=ClientCapabilities)
     input_responses: InputResponses | None = None
     request_state: str | None = None
 

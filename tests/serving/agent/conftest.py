@@ -16,9 +16,11 @@ from mcp.client.streamable_http import streamable_http_client
 from serving.agent.agent import LightRoutingAgent
 from serving.agent.http import http_app
 from serving.agent.threads import Threads
+from serving.audit import AuditLog
 from serving.catalog.sources.base import Source
 from serving.catalog.sync import Synchroniser
 from serving.config import AgentConfig, CatalogConfig, Config, ServerConfig
+from serving.keys import ANYONE
 from serving.telemetry import Telemetry
 from tests.live import serving
 from tests.serving.agent.deciding import WordRouter, catalogs_at
@@ -58,17 +60,24 @@ def database(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def running(
-    database: str, sources: Sequence[Source], *, keys: Sequence[str] = (), **settings: Any
+    database: str,
+    sources: Sequence[Source],
+    *,
+    keys: Sequence[str] = (),
+    keys_file: str | None = None,
+    audit: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """The agent over HTTP in this event loop."""
     config = Config(
         agent=AgentConfig(**{"reconnect_s": 0.05, **settings}),
         catalog=CatalogConfig(database=database),
-        server=ServerConfig(api_keys=list(keys)),
+        server=ServerConfig(api_keys=list(keys), keys_file=keys_file),
     )
     catalogs = catalogs_at(database)
     router = WordRouter(catalogs)
-    agent = LightRoutingAgent(router, catalogs, Threads(database), sources, config.agent)
+    log = AuditLog(audit) if audit else None
+    agent = LightRoutingAgent(router, catalogs, Threads(database), sources, config.agent, audit=log)
     async with serving(http_app(agent, config, Telemetry())) as port, agent.running():
-        await agent.visible("")  # started, and everything read once
+        await agent.visible(ANYONE)  # started, and everything read once
         yield Running(agent, router, port)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import httpx2
 import pytest
 
+from serving.keys import create_key
 from tests.live import serving
 from tests.serving.agent.conftest import running
 from tests.serving.agent.test_results import source
@@ -93,3 +98,42 @@ async def test_health_needs_no_key(database: str) -> None:
     async with running(database, [], keys=["key"]) as agent, httpx2.AsyncClient() as http:
         for path in ("live", "ready"):
             assert (await http.get(f"http://127.0.0.1:{agent.port}/health/{path}")).status_code == 200
+
+
+async def test_keys_of_other_tenants_and_without_the_scope_are_refused(database: str, tmp_path: Path) -> None:
+    holders = {"ada": (["agent"], "acme"), "eve": (["agent"], "evil"), "max": (["route"], "acme")}
+    made = {name: create_key(name, scopes, tenant, ()) for name, (scopes, tenant) in holders.items()}
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [entry.model_dump(mode="json") for _, entry in made.values()]}))
+    async with running(database, [], keys_file=str(path), catalog="acme/agent") as agent, httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{agent.port}/mcp"
+        for name, status, message in (("ada", 200, ""), ("eve", 403, "another tenant"), ("max", 403, "scope agent")):
+            headers = {**ACCEPT, "authorization": f"Bearer {made[name][0]}"}
+            answer = await http.post(url, json=HELLO, headers=headers)
+            assert answer.status_code == status
+            assert message in answer.text
+
+
+async def test_what_a_caller_may_not_see_is_neither_routed_to_nor_called(database: str, tmp_path: Path) -> None:
+    made = {name: create_key(name, ["agent"], "", seen) for name, seen in (("ada", ["finance"]), ("bob", []))}
+    path, audit = tmp_path / "keys.json", tmp_path / "audit.jsonl"
+    path.write_text(json.dumps({"keys": [entry.model_dump(mode="json") for _, entry in made.values()]}))
+    async with (
+        serving(Studio().server.streamable_http_app()) as port,
+        running(database, [source(port)], keys_file=str(path), audit=str(audit)) as agent,
+    ):
+        store = agent.router.catalogs.store
+        entry = (await store.get("agent", ["studio/echo_text"]))[0]
+        await store.upsert("agent", [replace(entry, principals=("finance",))])
+        for name, sees in (("ada", True), ("bob", False)):
+            async with agent.host(key=made[name][0]) as host:
+                told = (await host.call_tool("route", {"task": "echo the text"})).structured_content
+                shown = json.dumps([told["decision"], told["alternatives"]])
+                assert ("studio/echo_text" in shown) is sees
+                called = {"candidate_id": "studio/echo_text", "arguments": {"text": "x"}}
+                assert (await host.call_tool("execute", called)).is_error is not sees
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["surface"], line["key"], line["offered"]["catalog"]) for line in lines] == [
+        ("agent", "ada", "agent"), ("agent", "bob", "agent"),
+    ]  # fmt: skip
+    assert all(len(line["request_id"]) == 32 for line in lines)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
     AudioContent,
     CallToolResult,
     ElicitResult,
@@ -167,6 +169,40 @@ async def test_a_host_that_cannot_ask_is_told_what_was_asked(database: str) -> N
         result = await client.call_tool("execute", {"candidate_id": "studio/ask_user", "arguments": {}})
         assert result.is_error
         assert "Who?" in result.content[0].text
+
+
+async def test_what_a_host_has_not_said_it_can_be_asked_is_not_asked(database: str) -> None:
+    async with (
+        serving(Studio().server.streamable_http_app()) as port,
+        running(database, [source(port)]) as agent,
+        agent.host() as client,
+    ):
+        with pytest.raises(MCPError) as refused:
+            await client.call_tool("execute", {"candidate_id": "studio/ask_user", "arguments": {}})
+        assert refused.value.code == MISSING_REQUIRED_CLIENT_CAPABILITY
+        assert refused.value.data == {"requiredCapabilities": {"elicitation": {}}}
+
+
+async def test_an_upstream_is_told_what_its_host_can_be_asked_for(database: str) -> None:
+    """And not what the agent's own connection could do, which it shares among hosts."""
+
+    async def user(context: Any, params: Any) -> ElicitResult:
+        return ElicitResult(action="decline")
+
+    studio = Studio()
+    async with (
+        serving(studio.server.streamable_http_app()) as port,
+        running(database, [source(port)]) as agent,
+        agent.host() as mute,
+        agent.host(elicitation_callback=user) as asked,
+        agent.host("legacy", elicitation_callback=user) as legacy,
+    ):
+        call = {"candidate_id": "studio/structured_weather", "arguments": {}}
+        for host in (mute, asked, legacy):
+            await host.call_tool("execute", call)
+    told = [(params.meta or {})[CLIENT_CAPABILITIES_META_KEY] for params in studio.calls]
+    assert ["elicitation" in capabilities for capabilities in told] == [False, True, False]
+    assert not any(key.startswith("light-router") for params in studio.calls for key in params.meta or {})
 
 
 async def test_a_result_of_20_mb_arrives_whole(database: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,43 @@ async def test_what_the_catalogue_knows_from_elsewhere_is_called_only_where_that
             assert "not one of this agent's upstreams" in refused.content[0].text
         async with running(database, [], recorded_servers=True) as agent, agent.host() as client:
             assert (await execute(client, "studio/echo_text", {"text": "a"})).content[0].text == "studio: a"
+
+
+async def test_one_of_five_upstreams_that_hangs_holds_up_none_of_fifty_calls(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("alpha", "beta", "gamma", "delta")
+    hanging = Studio("hanging")
+    async with AsyncExitStack() as stack:
+        ports = {
+            studio.name: await stack.enter_async_context(serving(studio.server.streamable_http_app()))
+            for studio in (hanging, *map(Studio, names))
+        }
+        sources = [source(port, name) for name, port in ports.items()]
+        bounds = {"hanging": {"timeout_s": 20, "concurrency": 4}}
+        agent = await stack.enter_async_context(running(database, sources, upstreams=bounds))
+        client = await stack.enter_async_context(agent.host())
+        told: list[str] = []
+        answered = anyio.Event()
+
+        async def call(candidate: str, arguments: Any = None) -> None:
+            told.append((await execute(client, candidate, arguments)).content[0].text)
+            if len(told) == 40:
+                answered.set()
+
+        # The loop's clock stands still until the others have answered, however slow this machine is; then it is put
+        # forward.
+        loop, now, started = asyncio.get_running_loop(), time.monotonic, time.monotonic()
+        monkeypatch.setattr(loop, "time", lambda: started)
+        async with anyio.create_task_group() as group:
+            for number in range(10):
+                group.start_soon(call, "hanging/hang_forever")
+                for name in names:
+                    group.start_soon(call, f"{name}/echo_text", {"text": str(number)})
+            await answered.wait()
+            assert sorted(told) == sorted(f"{name}: {number}" for name in names for number in range(10))
+            monkeypatch.setattr(loop, "time", lambda: now() + 20)
+    late = [text for text in told[40:] if text.startswith("error: 'hanging' did not answer within 20 s")]
+    busy = [text for text in told[40:] if text.startswith("error: 'hanging' is busy: 4 calls are in progress")]
+    assert len(late) >= 4
+    assert len(late) + len(busy) == 10
