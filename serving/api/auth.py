@@ -1,25 +1,31 @@
 """Who may ask, and an id for every request.
 
-Knows headers and the configured keys. Open without a key are only what probes and scrapers read, because they
-tell nothing of what is asked: /health/live, /health/ready and /metrics. Every other path, known or not, needs one.
+Knows headers, keys and the scope that each path needs. Open without a key are only the probes, because they tell
+nothing of what is asked, and the metrics where all keys are of one owner. Every other path, known or not, needs one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 
-from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.keys import ANYONE, Caller, Keys
+from serving.keys import Scope as KeyScope
 from serving.types import UnauthorizedError
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
+_PROBES = frozenset({"/health/live", "/health/ready"})
+_CATALOGS = "/v1/catalogs"
+_SCOPES: dict[str, KeyScope] = {
+    "/v1/route": "route",
+    "/v1/chat/completions": "route",
+    "/v1/tools/search": "search",
+    "/metrics": "metrics",
+}
 # What a log line and a header can hold; a caller's id of another form is replaced.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -48,30 +54,52 @@ class RequestIdMiddleware:
 
 
 class AuthMiddleware:
-    """Asks for `Authorization: Bearer KEY` where keys are configured."""
+    """Asks for `Authorization: Bearer KEY` where keys are configured, and for the scope that the request needs.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[SecretStr]) -> None:
+    Args:
+        keys: who is known.
+        scope_of: the scope that a method and a path need; None where any key will do.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, scope_of: Callable[[str, str], KeyScope | None]) -> None:
         self._app = app
-        self._keys = [_digest(key.get_secret_value().encode()) for key in keys]
+        self._keys = keys
+        self._scope_of = scope_of
+        self._open = open_paths(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
-            Request(scope).state.cache_salt = self._identify(Headers(scope=scope).get("authorization", ""))
+        if scope["type"] == "http" and self._keys and scope["path"] not in self._open:
+            caller = self._identify(Headers(scope=scope).get("authorization", ""))
+            method, path = scope["method"], scope["path"]
+            caller.require(self._scope_of(method, path), f"{method} {path[:100]}")
+            Request(scope).state.caller = caller
         await self._app(scope, receive, send)
 
-    def _identify(self, authorization: str) -> str:
-        """A name for the key's owner which tells nothing of the key and is the same in every replica."""
+    def _identify(self, authorization: str) -> Caller:
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise UnauthorizedError("this server asks for a key: send the header `Authorization: Bearer KEY`")
-        given = _digest(key.strip().encode("latin-1"))  # as headers are decoded
-        # Every key is compared, in constant time, so that time does not tell which one came close.
-        if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
+        # Headers are decoded as Latin-1, but keys are UTF-8.
+        caller = self._keys.caller(key.strip().encode("latin-1").decode("utf-8", "replace"))
+        if caller is None:
             raise UnauthorizedError("the key in `Authorization: Bearer KEY` is not one of this server's")
-        return given.hex()[:16]
+        return caller
 
 
-def _digest(key: bytes) -> bytes:
-    """Keyed for this purpose, so that it is no plain hash of the key that could be looked up elsewhere."""
-    return hashlib.blake2b(key, digest_size=32, person=b"light-router").digest()
+def open_paths(keys: Keys) -> frozenset[str]:
+    """What no key is asked for: probes; and the metrics, unless scopes are told apart."""
+    return _PROBES if keys.from_file else _PROBES | {"/metrics"}
+
+
+def scope_of(method: str, path: str) -> KeyScope | None:
+    """The scope that a request to the API needs; None where any key will do."""
+    if path == _CATALOGS or path.startswith(f"{_CATALOGS}/"):
+        return "catalog:read" if method in {"GET", "HEAD"} else "catalog:write"
+    return _SCOPES.get(path)
+
+
+def caller_of(http: Request) -> Caller:
+    """Who asks."""
+    caller: Caller = getattr(http.state, "caller", ANYONE)
+    return caller

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from prompts import PromptTokenizer
 from serving.catalog.embeddings import TextVectors
 from serving.catalog.names import collisions
+from serving.catalog.scan import Finding, scan
 from serving.catalog.shapes import function_tool
 from serving.types import Candidate
 
@@ -115,7 +116,8 @@ class DescriptionFault:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that was found. `collisions`: ids by the name that they would have on a surface without a hash."""
+    """All that was found. `collisions`: ids by the name that they would have on a surface without a hash; `findings`:
+    what looks like poison."""
 
     candidates: int
     servers: int
@@ -125,6 +127,7 @@ class Advice:
     consolidations: tuple[Consolidation, ...]
     descriptions: tuple[DescriptionFault, ...]
     collisions: dict[str, tuple[str, ...]]
+    findings: tuple[Finding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -196,6 +199,7 @@ class _Survey:
             consolidations=tuple(self._consolidations()),
             descriptions=tuple(self._descriptions()),
             collisions=collisions(self.candidates),
+            findings=tuple(scan(self.candidates)),
         )
 
     def _near_duplicates(self) -> list[NearDuplicates]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from serving.catalog.advice import Advice
+from serving.catalog.scan import Finding
 
 # Rows of each table; all of them are in the JSON.
 SHOWN = 20
@@ -30,7 +31,14 @@ def advice_tables(advice: Advice) -> Group:
     parts += _table("Descriptions that do not tell what to expect", ("fault", "id", "why"), faults)
     names = [(name, _ids(ids)) for name, ids in advice.collisions.items()]
     parts += _table("Names of several candidates, shown with a hash", ("name", "ids"), names)
+    parts += findings_table(advice.findings)
     return Group(*parts)
+
+
+def findings_table(findings: Sequence[Finding]) -> list[Table]:
+    """What looks like poison; nothing where nothing does."""
+    rows = [(finding.rule, finding.id, finding.where, finding.excerpt) for finding in findings]
+    return _table("What looks like poison", ("rule", "id", "where", "excerpt"), rows)
 
 
 def _summary(advice: Advice) -> Table:
@@ -49,6 +57,7 @@ def _summary(advice: Advice) -> Table:
         "groups of tools that may be one": f"{len(advice.consolidations):,}",
         "descriptions that tell too little": ", ".join(f"{n:,} {fault}" for fault, n in sorted(faults.items())) or "0",
         "names of several candidates": f"{len(advice.collisions):,}",
+        "candidates that look poisoned": f"{len({finding.id for finding in advice.findings}):,}",
     }
     for name, value in rows.items():
         table.add_row(name, value)

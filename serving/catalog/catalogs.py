@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import defaultdict
 
 from serving.catalog.index import CatalogIndex
 from serving.catalog.store import Store
+from serving.catalog.tenants import tenant_of
 from serving.prefilter.embedder import Embeddings
 from serving.types import LightRouterError, NotFoundError
 
@@ -38,6 +40,7 @@ class Catalogs:
         self._poll_s = poll_s
         self._indexes: dict[str, CatalogIndex] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._polled_at = time.monotonic()
         self._polling: asyncio.Task[None] | None = None
         self._embedding: asyncio.Task[None] | None = None
 
@@ -45,6 +48,14 @@ class Catalogs:
     def loaded(self) -> frozenset[str]:
         """Names of the catalogues in memory."""
         return frozenset(self._indexes)
+
+    def age_s(self) -> float:
+        """Seconds since the database last said which versions there are."""
+        return time.monotonic() - self._polled_at
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Candidates and version of every catalogue in memory, by name."""
+        return {name: (len(index.position), index.version) for name, index in self._indexes.items()}
 
     async def start(self) -> None:
         """Open the store and load every catalogue. Vectors that no one has made yet are made in the background.
@@ -83,7 +94,7 @@ class Catalogs:
             index = self._indexes.get(name)
             # A version that goes back is that of another database under the same name.
             if index is None or index.dead > max(DEAD, len(index.position) // 2) or index.version > version:
-                index = CatalogIndex(self.store, name, self._embeddings, self._embedder)
+                index = self._index(name)
             try:
                 await index.refresh()
             except NotFoundError:
@@ -93,6 +104,13 @@ class Catalogs:
         if index.waiting and (self._embedding is None or self._embedding.done()):
             self._embedding = asyncio.create_task(self._embed())
         return index
+
+    def _index(self, name: str) -> CatalogIndex:
+        """An empty index. Tenants share no vectors: who writes a text could tell from the time that another has it."""
+        tenant, embeddings, embedder = tenant_of(name), self._embeddings, self._embedder
+        if not tenant:
+            return CatalogIndex(self.store, name, embeddings, embedder)
+        return CatalogIndex(self.store, name, embeddings and embeddings.salted(tenant), f"{tenant}/{embedder}")
 
     async def embedded(self) -> None:
         """Wait until the vectors that were missing have been made."""
@@ -109,6 +127,7 @@ class Catalogs:
             await asyncio.sleep(self._poll_s)
             try:
                 versions = await self.store.versions()
+                self._polled_at = time.monotonic()
                 for name in versions.keys() | self._indexes.keys():
                     index = self._indexes.get(name)
                     if index is None or index.version != versions.get(name):

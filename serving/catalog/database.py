@@ -31,9 +31,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from serving.catalog.tables import CANDIDATES, CATALOGS, METADATA, TOMBSTONES
-from serving.types import ConflictError, InvalidRequestError, NotFoundError, StoreError
+from serving.catalog.tenants import missing, shown_name
+from serving.types import ConflictError, InvalidRequestError, StoreError
 
-_NAME = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}")
+# With its tenant's name before it, where it has one.
+_NAME = re.compile(r"(?:[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}/)?[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}")
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg"}
 # What a database says of statements that this program got wrong; everything else is the database's own trouble.
 _FAULTS = (DataError, IntegrityError, InternalError, NotSupportedError, ProgrammingError)
@@ -142,8 +144,8 @@ class Database:
         """A transaction that holds the catalogue's lock, and raises its version if something has changed."""
         if create and not _NAME.fullmatch(catalog):
             raise InvalidRequestError(
-                f"{catalog[:100]!r} is no name for a catalogue; 1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-' are, not "
-                "beginning with '.'",
+                f"{shown_name(catalog)[:100]!r} is no name for a catalogue; 1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-' "
+                "are, not beginning with '.'",
                 "catalog",
             )
         condition = IfMatch((if_match,)) if isinstance(if_match, int) else if_match
@@ -185,7 +187,7 @@ class Database:
             statement = statement.with_for_update()
         version = await connection.scalar(statement) if _NAME.fullmatch(catalog) else None
         if version is None:
-            raise NotFoundError(f"the catalogue {catalog[:100]!r} does not exist; /v1/catalogs lists those that do")
+            raise missing(shown_name(catalog))
         return int(version)
 
 
@@ -217,7 +219,7 @@ def _begin(connection: sa.Connection) -> None:
 
 async def _check(write: Write, condition: IfMatch) -> None:
     found: int | None = write.version - 1
-    what = f"the catalogue {write.catalog!r}"
+    what = f"the catalogue {shown_name(write.catalog)!r}"
     if condition.candidate is not None:
         row = (CANDIDATES.c.catalog == write.catalog) & (CANDIDATES.c.id == condition.candidate)
         found = await write.connection.scalar(sa.select(CANDIDATES.c.version).where(row))

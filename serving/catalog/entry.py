@@ -56,6 +56,15 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Bearer:
+    """A candidate's id, and the name that it has on its server."""
+
+    id: str
+    server: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """Everything written after a version, in one consistent read.
 

@@ -26,7 +26,7 @@ from serving.catalog.store import Store
 from serving.prefilter.embedder import BATCH, Embeddings, batches
 from serving.prefilter.intentions import IntentionGraph
 from serving.prefilter.lines import Lines
-from serving.prefilter.pool import Embedded, Field, add_lines
+from serving.prefilter.pool import BothFields, Embedded, Field, Similar, add_lines
 from serving.prefilter.postings import Postings
 from serving.prefilter.vectors import Vectors
 from serving.types import Filter, RouteRequest
@@ -94,17 +94,6 @@ class _Owned:
         if self._vectors is None:
             return np.zeros(rows, dtype=np.float32)
         return Embedded(self._vectors, np.asarray(self._owners, dtype=np.int32)).best(query, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Vectors of one or both fields."""
-
-    parts: tuple[_Owned, ...]
-
-    def best(self, query: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = np.maximum.reduce([part.best(query, rows) for part in self.parts])
-        return scores
 
 
 class CatalogIndex:
@@ -264,10 +253,11 @@ class CatalogIndex:
         empty.add("" for _ in self.rows)
         return empty
 
-    async def embedded(self, field: Field, embeddings: Embeddings) -> _Fields:
+    async def embedded(self, field: Field, embeddings: Embeddings) -> Similar:
         """See `Searchable.embedded`."""
-        fields: tuple[Field, ...] = ("specification", "manual") if field == "both" else (field,)
-        return _Fields(tuple(self._vectors[one] for one in fields))
+        if field == "both":
+            return BothFields(self._vectors["specification"], self._vectors["manual"])
+        return self._vectors[field]
 
     async def graph(self, embeddings: Embeddings) -> IntentionGraph:
         """See `Searchable.graph`. Kept from the first time it is asked for until something changes."""

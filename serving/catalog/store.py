@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from serving.catalog.database import Database, IfMatch, Write
-from serving.catalog.entry import CatalogInfo, Chain, Changes, Entry, Page, Server, SyncResult
+from serving.catalog.entry import Bearer, CatalogInfo, Chain, Changes, Entry, Page, Server, SyncResult
 from serving.catalog.tables import (
     CANDIDATES,
     CATALOGS,
@@ -37,6 +37,7 @@ from serving.catalog.tables import (
     server_row,
     texts_of,
 )
+from serving.catalog.tenants import SEPARATOR
 from serving.types import InvalidRequestError
 
 __all__ = ["IfMatch", "Store"]
@@ -64,15 +65,19 @@ class Store(Database):
 
     # Catalogues
 
-    async def catalogs(self) -> list[CatalogInfo]:
-        """All catalogues, by name."""
+    async def catalogs(self, tenant: str | None = None) -> list[CatalogInfo]:
+        """All catalogues, or those of one tenant, by name."""
+        name = CATALOGS.c.name
         statement = (
-            sa.select(CATALOGS.c.name, CATALOGS.c.version, sa.func.count(CANDIDATES.c.id))
+            sa.select(name, CATALOGS.c.version, sa.func.count(CANDIDATES.c.id))
             .outerjoin(CANDIDATES, CANDIDATES.c.catalog == CATALOGS.c.name)
             .where(~CATALOGS.c.dropped)
             .group_by(CATALOGS.c.name, CATALOGS.c.version)
             .order_by(CATALOGS.c.name)
         )
+        if tenant is not None:
+            own = name.startswith(f"{tenant}{SEPARATOR}", autoescape=True) if tenant else ~name.contains(SEPARATOR)
+            statement = statement.where(own)
         async with self._reading() as connection:
             return [CatalogInfo(*row) for row in await connection.execute(statement)]
 
@@ -134,6 +139,14 @@ class Store(Database):
                 rows = await connection.execute(select_entries(catalog).where(CANDIDATES.c.id.in_(some)))
                 found |= {row.id: entry_of(row) for row in rows}
         return [found[id] for id in ids if id in found]
+
+    async def bearers(self, catalog: str) -> list[Bearer]:
+        """The names of all candidates: some ten milliseconds for twenty thousand."""
+        columns = CANDIDATES.c.id, CANDIDATES.c.server, CANDIDATES.c.name
+        async with self._reading() as connection:
+            await self._version(connection, catalog)
+            rows = await connection.execute(sa.select(*columns).where(CANDIDATES.c.catalog == catalog))
+            return [Bearer(*row) for row in rows]
 
     async def page(
         self,
@@ -218,8 +231,12 @@ class Store(Database):
             await self._put_server(write, server)
         return write.version
 
-    async def replace_server(self, catalog: str, server: Server, entries: Sequence[Entry]) -> SyncResult:
+    async def replace_server(
+        self, catalog: str, server: Server, entries: Sequence[Entry], *, quarantine: Collection[str] = ()
+    ) -> SyncResult:
         """Write a server, and make these its only candidates.
+
+        Those in `quarantine` that are new or have changed are disabled.
 
         A candidate that exists keeps who may see it, whether it is enabled and pinned, and its enrichment where the
         entry brings none: these are the catalogue's own. One that is the same is not touched.
@@ -233,6 +250,9 @@ class Store(Database):
             connection = write.connection
             before = set(await connection.scalars(sa.select(CANDIDATES.c.id).where(own)))
             await self._put(write, entries, keep=_SETTINGS)
+            for some in _parts(sorted(quarantine), _KEYS):
+                changed = own & (CANDIDATES.c.version == write.version) & CANDIDATES.c.id.in_(some)
+                await connection.execute(sa.update(CANDIDATES).where(changed).values(enabled=False))
             written = set(
                 await connection.scalars(sa.select(CANDIDATES.c.id).where(own, CANDIDATES.c.version == write.version))
             )

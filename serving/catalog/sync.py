@@ -15,24 +15,19 @@ from dataclasses import dataclass, replace
 import anyio
 
 from serving.catalog.entry import Entry, Server
+from serving.catalog.scan import Finding
+from serving.catalog.screening import Redescribed, screen
 from serving.catalog.sources.base import Listing, Source, SourceError, first_cause
 from serving.catalog.store import Store
 from serving.catalog.tables import KEY_BYTES, check_text
 from serving.types import InvalidRequestError, LightRouterError, NotFoundError, StoreError
 
+__all__ = ["Redescribed", "Report", "Synchroniser", "log"]
+
 logger = logging.getLogger(__name__)
 
 # A server that is down is asked again after the shortest pause, then after twice that, and so on up to the interval.
 _BACKOFF = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Redescribed:
-    """A candidate that was known and is now described in other words: its server may have changed what it does."""
-
-    id: str
-    before: str
-    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +37,7 @@ class Report:
     Attributes:
         added, changed, removed: ids.
         redescribed: those of `changed` whose description is another.
+        findings: what looks like poison in what is new or changed.
         error: why the server could not be read; its candidates are stale. None where it could.
         problems: what was left out or looks wrong.
     """
@@ -51,6 +47,7 @@ class Report:
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     redescribed: tuple[Redescribed, ...] = ()
+    findings: tuple[Finding, ...] = ()
     error: str | None = None
     problems: tuple[str, ...] = ()
 
@@ -68,6 +65,7 @@ class Synchroniser:
         interval_s: how often each source is read while this runs; sooner where its server's ttl says so.
         minimum_s: the shortest time between two readings of a source, whatever its server says or does.
         concurrency: how many sources are connected to and read at a time.
+        quarantine: whether what looks like poison is disabled until somebody enables it.
         report: told of every server of every synchronisation.
 
     Raises:
@@ -83,6 +81,7 @@ class Synchroniser:
         interval_s: float = 300.0,
         minimum_s: float = 5.0,
         concurrency: int = 8,
+        quarantine: bool = False,
         report: Callable[[Report], None] | None = None,
     ) -> None:
         self._store = store
@@ -91,6 +90,7 @@ class Synchroniser:
         self._interval_s = interval_s
         self._minimum_s = min(minimum_s, interval_s)
         self._limit = anyio.Semaphore(concurrency)
+        self._quarantine = quarantine
         self._report = report or log
         self._owners: dict[str, Source] = {}
         for source in sources:
@@ -209,14 +209,18 @@ class Synchroniser:
             else:
                 own.append(Entry(candidate))
         server = replace(listing.server, synced_at=time.time(), error=None)
-        result = await self._store.replace_server(self._catalog, server, own)
-        after = {entry.candidate.id: entry.candidate.description for entry in own}
-        redescribed = [
-            Redescribed(id, known[id].description, after[id])
-            for id in result.changed
-            if id in known and id in after and known[id].description != after[id]
-        ]
-        return Report(name, result.added, result.changed, result.removed, tuple(redescribed), problems=tuple(problems))
+        screened = await screen(self._store, self._catalog, own)
+        quarantine = screened.flagged if self._quarantine else ()
+        result = await self._store.replace_server(self._catalog, server, own, quarantine=quarantine)
+        return Report(
+            name,
+            result.added,
+            result.changed,
+            result.removed,
+            screened.redescribed,
+            screened.findings,
+            problems=tuple(problems),
+        )
 
     async def _failed(self, source: Source, error: Exception) -> list[Report]:
         """Marks the source's servers; those that it is known to have, or the one of its name."""
@@ -264,4 +268,8 @@ def log(report: Report) -> None:
             len(report.redescribed),
             len(report.removed),
             "".join(f"; {problem}" for problem in report.problems),
+        )
+    for finding in report.findings:
+        logger.warning(
+            "%s: %r: %s in %s: %s", report.server, finding.id[:100], finding.rule, finding.where, finding.excerpt
         )

