@@ -5,12 +5,12 @@ PORT   ?= 8000
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
 
-.PHONY: serve test test-vllm test-images check format setup clean
+.PHONY: serve test test-vllm test-images check audit format setup clean
 
 serve: setup
 	$(BIN)/light-router serve --config $(CONFIG) --port $(PORT)
 
-test: .venv/dev .models/smollm2-135m-instruct/complete.json .models/all-minilm-l6-v2/complete.json .models/qwen3-tokenizer/complete.json
+test: .venv/dev .peers/ready .models/smollm2-135m-instruct/complete.json .models/all-minilm-l6-v2/complete.json .models/qwen3-tokenizer/complete.json
 	$(BIN)/pytest -m "not vllm and not images"
 
 test-vllm: .venv/dev .venv-vllm/ready .models/smollm2-135m-instruct/complete.json .models/qwen3-tokenizer/complete.json
@@ -24,6 +24,18 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Known vulnerabilities of everything that is pinned (asks pypi.org's advisory service), and an SBOM (CycloneDX, offline)
+# in sbom.json. --strict: what could not be looked up is no success.
+audit: .venv-audit/ready
+	.venv-audit/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
+		--output-file sbom.json
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement requirements.lock
+
+.venv-audit/ready:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	touch $@
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .
@@ -50,8 +62,18 @@ setup: .venv/cpu .models/smollm2-135m-instruct/complete.json .models/all-minilm-
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# MCP servers that others wrote and the protocol's conformance suite. They have an environment of their own, so that
+# nothing of ours is pinned by them; node and npm come with it.
+PEERS := tests/serving/agent/peers
+.peers/ready: $(PEERS)/requirements.txt $(PEERS)/package-lock.json
+	$(PYTHON) -m venv .peers
+	.peers/bin/python -m pip install --quiet --disable-pip-version-check -r $(PEERS)/requirements.txt
+	cp $(PEERS)/package.json $(PEERS)/package-lock.json .peers
+	PATH="$(CURDIR)/.peers/bin:$$PATH" npm ci --prefix .peers --silent --no-audit --no-fund
+	touch $@
+
 .models/%/complete.json: | .venv/cpu
 	$(BIN)/python -m serving.weights $*
 
 clean:
-	rm -rf .venv .venv-vllm .models .work
+	rm -rf .venv .venv-vllm .venv-audit sbom.json .models .peers .work

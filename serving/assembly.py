@@ -13,6 +13,7 @@ from serving.catalog.catalogs import Catalogs
 from serving.catalog.store import Store
 from serving.config import Config
 from serving.engine.base import Engine
+from serving.engine.breaker import Breaker, GuardedEngine
 from serving.manifest import Manifest
 from serving.prefilter import Prefilter, make_embeddings, make_rankers
 from serving.prefilter.embedder import Embeddings
@@ -25,7 +26,10 @@ def build_engine(config: Config) -> Engine:
     if config.engine.kind == "vllm":
         from serving.engine.vllm import VllmEngine  # noqa: PLC0415
 
-        return VllmEngine(config)
+        settings = config.engine
+        # A timeout of half the time that an engine is given at most is no impatient caller's.
+        breaker = Breaker(settings.breaker_failures, settings.breaker_open_s, settings.timeout_s / 2)
+        return GuardedEngine(VllmEngine(config), breaker)
     from serving.engine.local import LocalEngine  # noqa: PLC0415
 
     return LocalEngine(config)
@@ -102,4 +106,5 @@ def build_router(config: Config, prefilter: Prefilter | None = None) -> Router:
         check=check,
         calibration=manifest.calibration if manifest else None,
         timeout_s=config.engine.timeout_s,
+        fallback=config.engine.fallback == "prefilter",
     )

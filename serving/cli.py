@@ -6,19 +6,21 @@ Knows arguments and terminals. Every decision it shows is made by `Router.route`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import logging
 import shlex
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import httpx
 import typer
-import uvicorn
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from serving import logs, tracing
 from serving.api.app import create_app
+from serving.api.drain import DrainingServer
 from serving.api.route import RouteBody, answer_of, messages_of, offered, request_of
 from serving.assembly import build_router, with_manifest
 from serving.catalog.shapes import candidates_from
@@ -58,20 +60,22 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address; by default the profile's.")] = None,
 ) -> None:
     """Serve the API. /health/ready answers 200 once the model is warm and has made a decision."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     profile = load_config(config)
+    if host is not None:  # on which it depends whom the application trusts
+        profile = profile.model_copy(update={"server": profile.server.model_copy(update={"host": host})})
+    logs.configure(profile.server.log_format)
     try:
+        tracing.configure()
         service = create_app(profile, build_router(profile), Telemetry())
     except ValueError as error:
         fail(error, 2)
-    uvicorn.run(
-        service,
-        host=host or profile.server.host,
-        port=profile.server.port if port is None else port,
-        log_level="info",
-        access_log=False,
-        timeout_graceful_shutdown=int(profile.engine.timeout_s),
+    server = DrainingServer(
+        service, profile, service.state.service.readiness, profile.server.port if port is None else port
     )
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise typer.Exit(3)  # as uvicorn's own command
 
 
 @app.command()
@@ -168,19 +172,59 @@ def bench(
     folder: Annotated[Path, typer.Option(help="Where its database stays: a second run embeds nothing.")] = Path(
         ".work"
     ),
+    agent: Annotated[
+        bool, typer.Option("--agent", help="Measure the agent and the gateway in place of the server.")
+    ] = False,
+    load: Annotated[str | None, typer.Option(help="Overload the running server at this URL in place of that.")] = None,
+    seconds: Annotated[float, typer.Option(help="With --load: for so long.", min=1)] = 120,
+    factor: Annotated[float, typer.Option(help="With --load: so many times as much as it can do.", min=0.1)] = 4,
+    key: Annotated[str | None, typer.Option(help="With --load: the server's key.", envvar="LIGHT_ROUTER_KEY")] = None,
 ) -> None:
-    """Measure a live server of this profile, and the engine against the bare model; or a catalogue."""
-    from serving import bench_catalog  # noqa: PLC0415
+    """Measure a live server of this profile, and the engine against the bare model; or a catalogue; or the agent."""
+    from serving import bench_agent, bench_catalog, bench_load  # noqa: PLC0415
     from serving.bench import measure, report  # noqa: PLC0415  (torch)
 
     profile = load_config(config)
     if catalogue is not None:
         numbers = asyncio.run(bench_catalog.measure(catalogue, profile.prefilter.embedder, candidates, folder))
+    elif load is not None:
+        try:
+            numbers = asyncio.run(bench_load.Load(load, profile.engine.timeout_s, key).run(seconds, factor))
+        except (ValueError, httpx.HTTPError) as error:
+            fail(f"{load}: {error}")
+    elif agent:
+        numbers = asyncio.run(bench_agent.measure(profile, config, requests))
     else:
         numbers = asyncio.run(measure(profile, config, requests))
     console.print(report(numbers))
     if output:
         output.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+@app.command()
+def doctor(
+    config: ConfigOption = DEFAULT_PROFILE,
+    port: Annotated[int | None, typer.Option(help="Port to look at; by default the profile's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Say what is wrong with a profile on this machine, and how to mend it. Exit code 1 where it cannot be served."""
+    from serving.doctor import examine  # noqa: PLC0415
+
+    findings = examine(config, port)
+    if as_json:
+        typer.echo(json.dumps([finding.as_json() for finding in findings], indent=2))
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+        for finding in findings:
+            console.print(
+                f"[{colours[finding.status]}]{finding.status:>4}[/] {finding.check:<10} {escape(finding.found)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            if finding.mend:
+                console.print(f"{'':15} {escape(finding.mend)}", style="dim", highlight=False, soft_wrap=True)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

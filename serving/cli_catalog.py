@@ -9,7 +9,8 @@ import asyncio
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,6 +31,8 @@ from serving.catalog.exchange import (
 )
 from serving.catalog.lines import EntryLine, line_of, read_lines, write_lines
 from serving.catalog.names import Names, collisions
+from serving.catalog.scan import Finding
+from serving.catalog.screening import Redescribed, screen
 from serving.catalog.sources.files import read_items
 from serving.catalog.store import Store
 from serving.cli import console, fail
@@ -44,6 +47,9 @@ CatalogArgument = Annotated[str, typer.Argument(metavar="CATALOG", help="The cat
 FileArgument = Annotated[Path, typer.Argument(help="JSON, or JSON lines; with .gz compressed.")]
 DatabaseOption = Annotated[
     str, typer.Option("--database", help="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME")
+]
+QuarantineOption = Annotated[
+    bool, typer.Option("--quarantine", help="Disable what looks like poison until it is enabled.")
 ]
 DEFAULT_DATABASE = "sqlite:///light-router.db"
 
@@ -75,19 +81,56 @@ def with_store(database: str, work: Callable[[Store], Awaitable[T]]) -> T:
 
 
 @app.command()
-def add(catalog: CatalogArgument, file: FileArgument, database: DatabaseOption = DEFAULT_DATABASE) -> None:
+def add(
+    catalog: CatalogArgument,
+    file: FileArgument,
+    database: DatabaseOption = DEFAULT_DATABASE,
+    quarantine: QuarantineOption = False,
+) -> None:
     """Write the candidates of a file, all or none: OpenAI, Anthropic or MCP tools, or catalogue lines."""
-    with_store(database, lambda store: _add(store, catalog, file))
+    with_store(database, lambda store: _add(store, catalog, file, quarantine))
 
 
-async def _add(store: Store, catalog: str, file: Path) -> None:
+async def _add(store: Store, catalog: str, file: Path, quarantine: bool) -> None:
     lines = read_lines([item for _, item in read_items(file)], str(file))
-    version = await write_lines(store, catalog, lines)
+    screened = await screen(store, catalog, lines.entries, quarantine=quarantine)
+    version = await write_lines(store, catalog, replace(lines, entries=screened.entries))
     console.print(f"{len(lines.entries)} candidates are in {catalog}, now at version {version}", highlight=False)
     shared = collisions([entry.candidate for entry in (await store.changes(catalog)).entries])
     if shared:
         names = escape(_some(list(shared)))
         console.print(f"[yellow]names that several candidates share, and that carry a hash therefore:[/] {names}")
+    print_noticed(screened.findings, screened.redescribed, quarantined=quarantine)
+
+
+def print_noticed(findings: Sequence[Finding], redescribed: Sequence[Redescribed], *, quarantined: bool) -> None:
+    """What was noticed in candidates that are new or say something else than before."""
+    from serving.catalog.advice_report import findings_table  # noqa: PLC0415  (tokenizers, numpy)
+
+    for change in redescribed:
+        console.print(f"[yellow]{escape(change.id)} says something else now:[/] {escape(change.after[:200])}")
+    for table in findings_table(findings):
+        console.print(table)
+    if findings and quarantined:
+        console.print("[yellow]these are disabled; once you have looked at them:[/] light-router catalog enable")
+
+
+@app.command()
+def enable(
+    catalog: CatalogArgument,
+    ids: Annotated[list[str], typer.Argument(help="Ids of candidates.")],
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Let candidates be chosen that were disabled, such as those in quarantine."""
+    with_store(database, lambda store: _enable(store, catalog, ids))
+
+
+async def _enable(store: Store, catalog: str, ids: list[str]) -> None:
+    entries = await store.get(catalog, ids)
+    if unknown := [id for id in ids if id not in {entry.candidate.id for entry in entries}]:
+        fail(f"{catalog} has no {_some(unknown)}; nothing was enabled")
+    version = await store.upsert(catalog, [replace(entry, enabled=True) for entry in entries])
+    console.print(f"{catalog} is now at version {version}", highlight=False)
 
 
 @app.command(name="list")
@@ -224,15 +267,20 @@ def export(
 
 
 @app.command(name="import")
-def import_(catalog: CatalogArgument, file: FileArgument, database: DatabaseOption = DEFAULT_DATABASE) -> None:
+def import_(
+    catalog: CatalogArgument,
+    file: FileArgument,
+    database: DatabaseOption = DEFAULT_DATABASE,
+    quarantine: QuarantineOption = False,
+) -> None:
     """Read JSON lines into a catalogue: candidates, enrichment, chains, or trajectories, from which chains are read.
 
     The first line says which: enrichment has an id without a name, a chain a query and tools, a trajectory messages.
     """
-    with_store(database, lambda store: _import(store, catalog, file))
+    with_store(database, lambda store: _import(store, catalog, file, quarantine))
 
 
-async def _import(store: Store, catalog: str, file: Path) -> None:
+async def _import(store: Store, catalog: str, file: Path, quarantine: bool) -> None:
     fields = _first_fields(file)
     if "messages" in fields:
         done = await import_chains(store, catalog, chains_from_trajectories(file))
@@ -244,7 +292,7 @@ async def _import(store: Store, catalog: str, file: Path) -> None:
         done = await import_enrichment(store, catalog, file)
         what = "candidates' enrichment"
     else:
-        await _add(store, catalog, file)
+        await _add(store, catalog, file, quarantine)
         return
     console.print(f"{done.taken} {what} taken over", highlight=False)
     if done.unknown:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,15 @@ from prompts import PromptTokenizer
 from serving.catalog.embeddings import TextVectors
 from serving.catalog.store import Store
 from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_config
-from serving.cli_catalog import DEFAULT_DATABASE, CatalogArgument, DatabaseOption, app, with_store
+from serving.cli_catalog import (
+    DEFAULT_DATABASE,
+    CatalogArgument,
+    DatabaseOption,
+    QuarantineOption,
+    app,
+    print_noticed,
+    with_store,
+)
 from serving.config import Config
 from serving.prefilter.embedder import Embedder, LocalEmbedder
 
@@ -46,20 +54,28 @@ def sync(
         bool, typer.Option("--watch", help="Go on: read again when a server changes, and now and then.")
     ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two readings with --watch.", min=1)] = 300.0,
+    quarantine: QuarantineOption = False,
 ) -> None:
     """Read the tools, agents and skills of servers into a catalogue. What cannot be reached keeps what is known."""
-    reports = with_store(database, lambda store: _sync(store, catalog, places, watch, interval))
+    reports = with_store(database, lambda store: _sync(store, catalog, places, watch, interval, quarantine))
     if any(report.error for report in reports):
         raise typer.Exit(1)
 
 
-async def _sync(store: Store, catalog: str, places: list[str], watch: bool, interval: float) -> list[Report]:
+async def _sync(
+    store: Store, catalog: str, places: list[str], watch: bool, interval: float, quarantine: bool
+) -> list[Report]:
     from serving.catalog.sources.locate import sources_at  # noqa: PLC0415  (the SDKs of MCP and A2A)
     from serving.catalog.sync import Synchroniser  # noqa: PLC0415
 
     sources = [source for place in places for source in sources_at(place, os.environ)]
-    told: Callable[[Report], None] | None = (lambda report: console.print(_line(report))) if watch else None
-    synchroniser = Synchroniser(store, catalog, sources, interval_s=interval, report=told)
+
+    def told(report: Report) -> None:
+        if watch:
+            console.print(_line(report))
+            print_noticed(report.findings, report.redescribed, quarantined=quarantine)
+
+    synchroniser = Synchroniser(store, catalog, sources, interval_s=interval, quarantine=quarantine, report=told)
     if watch:
         await synchroniser.run()
         return []
@@ -70,9 +86,9 @@ async def _sync(store: Store, catalog: str, places: list[str], watch: bool, inte
         problems = [*([report.error] if report.error else []), *report.problems]
         table.add_row(escape(report.server), *counts, escape("; ".join(problems)))
     console.print(table)
-    for report in reports:
-        for change in report.redescribed:
-            console.print(f"[yellow]{escape(change.id)} says something else now:[/] {escape(change.after[:200])}")
+    findings = [finding for report in reports for finding in report.findings]
+    redescribed = [change for report in reports for change in report.redescribed]
+    print_noticed(findings, redescribed, quarantined=quarantine)
     return reports
 
 

@@ -7,14 +7,26 @@ Nested keys are set from the environment with two underscores: `LIGHT_ROUTER_ENG
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from prompts import Budget
 from prompts.template import Layout, Readout
+
+
+def _one_line(secret: SecretStr) -> SecretStr:
+    """The secret as a header can hold it: files of secrets often end in a line break, which belongs to no key."""
+    text = secret.get_secret_value().strip()
+    if not text or not text.isprintable():
+        raise ValueError("a key must be one line of printable characters")
+    return SecretStr(text)
+
+
+Secret = Annotated[SecretStr, AfterValidator(_one_line)]
+HostPattern = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*/]+)$")]
 
 
 class Section(BaseModel):
@@ -63,10 +75,16 @@ class EngineConfig(Section):
     """Local: memory for the keys and values of earlier prefixes."""
     url: str = "http://127.0.0.1:8001"
     """vLLM: where its server listens. It must not be reachable from outside: its own key guards only /v1."""
-    api_key: SecretStr | None = None
+    api_key: Secret | None = None
     max_connections: int = Field(default=64, ge=1)
     start_timeout_s: float = Field(default=600.0, gt=0)
     """vLLM: how long to wait at start until its server has loaded the model."""
+    breaker_failures: int = Field(default=5, ge=1)
+    """vLLM: after so many failures in a row it is not asked for a while, and callers are told so at once."""
+    breaker_open_s: float = Field(default=2.0, gt=0)
+    """vLLM: how long; then one question tries it again."""
+    fallback: Literal["prefilter"] | None = None
+    """What answers while the engine is down: the prefilter's best, marked as `degraded`; null refuses with 503."""
     vllm_python: str | None = None
     """vLLM: the interpreter that has it, such as `.venv-vllm/bin/python`; by default the `vllm` command is run."""
     vllm: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
@@ -107,12 +125,12 @@ class PrefilterConfig(Section):
     """A sentence-transformers folder; with `embedder_url` the model's name there."""
     embedder_url: str | None = None
     """An OpenAI-compatible or TEI endpoint with its /v1, in place of the embedder in process."""
-    embedder_key: SecretStr | None = None
+    embedder_key: Secret | None = None
     reranker: str | None = None
     """A cross-encoder's folder for the method `rerank`; with `reranker_url` the model's name there."""
     reranker_url: str | None = None
     """An endpoint whose /rerank answers as vLLM's, Jina's and Cohere's do."""
-    reranker_key: SecretStr | None = None
+    reranker_key: Secret | None = None
     rerank_depth: int = Field(default=30, ge=2)
     """How many of the fused ranking are put in the cross-encoder's order."""
     cache_mb: int = Field(default=64, ge=1)
@@ -136,6 +154,9 @@ class CatalogConfig(Section):
     """`sqlite:///PATH`, or `postgresql://USER:PASSWORD@HOST/DATABASE` where several replicas share it."""
     poll_s: float = Field(default=1.0, gt=0)
     """How often other replicas' changes are looked for."""
+    on_finding: Literal["report", "quarantine"] = "report"
+    """What becomes of a candidate in which poison is found: it is only reported, or also disabled until somebody
+    enables it."""
 
 
 class LLMConfig(Section):
@@ -144,7 +165,7 @@ class LLMConfig(Section):
     url: str = "http://127.0.0.1:8001/v1"
     model: str = ""
     """Its name at the endpoint."""
-    api_key: SecretStr | None = None
+    api_key: Secret | None = None
     concurrency: int = Field(default=8, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
     constraint: Literal["json_schema", "json_object"] = "json_schema"
@@ -208,7 +229,7 @@ class GatewayConfig(Section):
 
     url: str | None = None
     """The upstream's OpenAI-compatible endpoint with its /v1; None where there is none."""
-    api_key: SecretStr | None = None
+    api_key: Secret | None = None
     """The upstream's key. Without one, and where this server asks for none itself, the caller's own passes on."""
     coverage: float = Field(default=0.9, gt=0, lt=1)
     """A right tool is among those that go on with this probability."""
@@ -218,18 +239,47 @@ class GatewayConfig(Section):
     """The longest silence of the upstream."""
 
 
+class AuditConfig(Section):
+    """The record of every decision: who asked, among what, what was chosen, or why nothing was."""
+
+    path: str | None = None
+    """A file that JSON lines are appended to, or `-` for the standard output; null keeps none."""
+    texts: bool = False
+    """Whether the query itself is recorded. By default only its length is: a hash of a short text can be guessed."""
+
+
 class ServerConfig(Section):
     """The HTTP surface and its bounds."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    api_keys: list[SecretStr] = Field(default_factory=list)
-    """Keys that callers may present as `Authorization: Bearer ...`; empty means that none is asked for."""
+    api_keys: list[Secret] = Field(default_factory=list)
+    """Keys that callers may present as `Authorization: Bearer ...`, each for everything. Without these and without
+    `keys_file` none is asked for."""
+    keys_file: str | None = None
+    """YAML or JSON with hashed keys, their scopes and tenants, as `light-router key create` prints them."""
+    allowed_hosts: list[HostPattern] = Field(default_factory=list)
+    """Values of `Host`, without port, such as `router.example` or `*.example`. Empty means any; but those of this
+    machine only where no key is asked for and `host` is this machine's own."""
+    allowed_origins: list[str] = Field(default_factory=list)
+    """Pages that may ask from a browser, as `Origin` names them: `https://app.example`. `*` for all."""
+    audit: AuditConfig = AuditConfig()
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     max_candidates: int = Field(default=10_000, ge=1)
     max_messages: int = Field(default=2_000, ge=1)
     max_concurrent: int = Field(default=64, ge=1)
     """Decisions in progress or waiting for the engine; more are answered 429."""
+    max_tokens: int = Field(default=262_144, ge=1)
+    """Tokens of all those decisions' prompts, as estimated before they are read; more are answered 429."""
+    max_concurrent_per_key: int | None = Field(default=None, ge=1)
+    """Decisions of one key; null means as many as of all."""
+    requests_per_minute_per_key: float | None = Field(default=None, gt=0)
+    """Decisions that one key may begin in a minute, a minute's worth of them at once; null means any number."""
+    drain_s: float = Field(default=0.0, ge=0)
+    """How long after SIGTERM requests are still taken, while /health/ready already answers 503: until whoever
+    balances load has noticed. 0 where something else waits for that, such as the chart's preStop."""
+    log_format: Literal["text", "json"] = "text"
+    """`json`: one object a line, with the request id and, where it is traced, the trace id."""
     canary_interval_s: float = Field(default=30.0, gt=0)
     """How often the background decision behind /health/ready is made."""
 

@@ -16,10 +16,19 @@ from prompts import Prompt, Template
 from serving.canary import AdapterCheck
 from serving.catalog.names import surface_names
 from serving.engine.base import Engine
+from serving.fallback import prefilters_best
 from serving.posterior import Calibration, Scale, prediction_set
 from serving.prefilter.base import Kept, Prefilter
 from serving.readout import Reading, read
-from serving.types import Candidate, Decision, InvalidRequestError, Ranked, RouteRequest
+from serving.tracing import Stages, tokens
+from serving.types import (
+    Candidate,
+    Decision,
+    EngineUnavailableError,
+    InvalidRequestError,
+    Ranked,
+    RouteRequest,
+)
 
 # Messages and candidates that are worded in the event loop: a usual question takes less time than a thread to wake; so
 # many long texts, none seen before, take 30 ms.
@@ -36,6 +45,8 @@ class Router:
         engine: the model's engine.
         prefilter: what bounds the candidates before the model reads them.
         calibration: how log-scores become probabilities; it belongs to the adapter.
+
+    With `fallback` the prefilter decides while the engine is down.
     """
 
     def __init__(
@@ -49,6 +60,7 @@ class Router:
         check: AdapterCheck | None = None,
         calibration: Calibration | None = None,
         timeout_s: float = 30.0,
+        fallback: bool = False,
     ) -> None:
         self.template = template
         self.engine = engine
@@ -58,6 +70,7 @@ class Router:
         self.calibration = calibration or Calibration()
         self._check_adapter = check
         self._timeout_s = timeout_s
+        self._fallback = fallback
 
     @property
     def model(self) -> str:
@@ -92,39 +105,46 @@ class Router:
 
         Raises:
             InvalidRequestError: no message, an impossible `k`, or more than the prompt can hold.
-            EngineError: the engine is down, too slow or wrong.
+            EngineError: the engine is too slow or wrong; or down, where no fallback is allowed.
         """
         started = time.perf_counter()
         self._check(request)
         if request.deadline is None:
             request = replace(request, deadline=time.monotonic() + self._timeout_s)
-        kept = await self.prefilter.select(request)
+        stages = Stages()
+        with stages.stage("prefilter"):
+            kept = await self.prefilter.select(request)
         candidates = list(kept.candidates)
         if not candidates or (len(candidates) == 1 and not request.allow_none):
             return self._without_question(request, kept, started)
-        filtered = time.perf_counter()
-        if len(request.messages) + len(candidates) <= _AT_ONCE:
-            prompt = self._ask(request, candidates)
-        else:
-            prompt = await asyncio.to_thread(self._ask, request, candidates)
-        asked = time.perf_counter()
-        reading = await read(
-            self.engine,
-            self.template,
-            prompt,
-            salt=request.cache_salt,
-            deadline=request.deadline,
-            whole=request.ranking or request.coverage is not None,
-        )
-        answered = time.perf_counter()
-        timings = {
-            "prefilter": (filtered - started) * 1e3 - kept.embedding_ms,
-            "embedding": kept.embedding_ms,
-            "prompt": (asked - filtered) * 1e3,
-            "engine": (answered - asked) * 1e3,
-        }
+        with stages.stage("prompt"):
+            if len(request.messages) + len(candidates) <= _AT_ONCE:
+                prompt = self._ask(request, candidates)
+            else:
+                prompt = await asyncio.to_thread(self._ask, request, candidates)
+        try:
+            with stages.engine(self.engine.model) as span:
+                reading = await read(
+                    self.engine,
+                    self.template,
+                    prompt,
+                    salt=request.cache_salt,
+                    deadline=request.deadline,
+                    whole=request.ranking or request.coverage is not None,
+                )
+                span.set_attributes(tokens(reading.prompt_tokens, reading.cached_tokens))
+        except EngineUnavailableError:
+            if not self._fallback:
+                raise
+            return await prefilters_best(self.prefilter, request, kept, started)
         decision = self._decide(request, kept, candidates, prompt, reading)
-        timings["total"] = (time.perf_counter() - started) * 1e3
+        timings = {
+            "prefilter": stages.ms["prefilter"] - kept.embedding_ms,
+            "embedding": kept.embedding_ms,
+            "prompt": stages.ms["prompt"],
+            "engine": stages.ms["engine"],
+            "total": (time.perf_counter() - started) * 1e3,
+        }
         return replace(decision, timings_ms=timings)
 
     def _check(self, request: RouteRequest) -> None:
@@ -140,7 +160,9 @@ class Router:
     def _ask(self, request: RouteRequest, candidates: list[Candidate]) -> Prompt:
         names = surface_names(candidates) if self.template.readout == "generate" else None
         try:
-            return self.template.render(request.messages, candidates, allow_none=request.allow_none, names=names)
+            return self.template.render(
+                request.messages, candidates, allow_none=request.allow_none, names=names, salt=request.cache_salt
+            )
         except ValueError as error:
             raise InvalidRequestError(str(error), "candidates") from error
 

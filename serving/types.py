@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from prompts import Candidate, Message, ToolCall, Truncation
 
 __all__ = [
+    "AuditError",
     "BusyError",
     "Candidate",
     "ConflictError",
@@ -74,15 +75,23 @@ class TooLargeError(LightRouterError):
 
 
 class BusyError(LightRouterError):
-    """The queue is full. `retry_after` is an estimate in seconds."""
+    """The server, or the caller's own share of it, is full. `retry_after` is an estimate in seconds.
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    `reason` is the bound that was met: "requests", "tokens", "deadline", "caller_requests" or "caller_rate".
+    """
+
+    def __init__(self, message: str, retry_after: float, reason: str = "requests") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.reason = reason
 
 
 class StoreError(LightRouterError):
     """The catalogue's database cannot be used."""
+
+
+class AuditError(LightRouterError):
+    """The audit log cannot be written, so that no decision may be answered."""
 
 
 class EngineError(LightRouterError):
@@ -90,7 +99,11 @@ class EngineError(LightRouterError):
 
 
 class EngineUnavailableError(EngineError):
-    """The engine cannot be reached, or is not ready."""
+    """The engine cannot be reached, or is not ready. `retry_after` is in seconds, where it is known."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineTimeoutError(EngineError):
@@ -160,11 +173,15 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class PrefilterReport:
-    """What the prefilter did: its method ("none" when all passed), candidates considered and kept."""
+    """What the prefilter did: its method ("none" when all passed), candidates considered and kept.
+
+    `margin` is how far the best score lies above the second, as a part of the best; None where fewer were scored.
+    """
 
     method: str
     considered: int
     kept: int
+    margin: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +196,7 @@ class Decision:
         prediction_set: ids of the smallest set at the asked coverage, most probable first; None if not asked.
         prompt_tokens: tokens of the prompt, the shared prefix counted once.
         timings_ms: milliseconds by stage: prefilter (without embedding), embedding, prompt, engine, total.
+        degraded: whether the engine was down and the prefilter decided: probabilities are then shares of its scores.
     """
 
     chosen: Ranked | None
@@ -191,3 +209,4 @@ class Decision:
     cached_tokens: int
     model: str
     timings_ms: dict[str, float] = field(default_factory=dict)
+    degraded: bool = False

@@ -100,10 +100,10 @@ class Remembered(Generic[T]):
         self._read = read
         self._known: LRU[bytes, tuple[T, int]] = LRU(capacity, lambda known: known[1])
 
-    def __call__(self, value: Any) -> T:
-        """What `read` makes of `value`; raises as it does, every time."""
+    def __call__(self, value: Any, salt: str = "") -> T:
+        """What `read` makes of `value`; raises as it does, every time. It is remembered for the same salt only."""
         text = to_json(value)
-        key = hashlib.blake2b(text, digest_size=32).digest()
+        key = hashlib.blake2b(salt.encode() + b"\n" + text, digest_size=32).digest()
         known = self._known.get(key)
         if known is None:
             known = self._read(value), len(text)

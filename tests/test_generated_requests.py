@@ -37,7 +37,7 @@ async def served(config: Config) -> AsyncIterator[httpx.AsyncClient]:
         async with asyncio.timeout(ANSWER_SECONDS):
             await app.state.service.readiness.started.wait()
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=None) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
             yield client
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -17,11 +18,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from prompts.question import CandidateType
+from serving.api.auth import caller_of
 from serving.api.errors import documented
 from serving.api.openapi import DocumentedRoute, json_body
-from serving.catalog.entry import Entry
+from serving.catalog.entry import CatalogInfo, Entry
 from serving.catalog.lines import EntryLine, EntryShape, line_of, read_line, read_lines, write_lines
+from serving.catalog.scan_rules import Rule
+from serving.catalog.screening import Screened, screen
 from serving.catalog.store import IfMatch, Store
+from serving.catalog.tenants import missing, shown_name, stored_name
 from serving.types import (
     ConflictError,
     InvalidRequestError,
@@ -89,7 +94,31 @@ class CandidateBody(RootModel[EntryShape]):
     """One candidate: an OpenAI, Anthropic or MCP tool, or a catalogue line. Its id is the path's."""
 
 
-class WrittenAnswer(BaseModel):
+class FindingAnswer(BaseModel):
+    """What looks like poison in a candidate: the attack, the place, and what stands there."""
+
+    id: str
+    rule: Rule
+    where: str
+    excerpt: str
+
+
+class RedescribedAnswer(BaseModel):
+    """A candidate whose description is another than before."""
+
+    id: str
+    before: str
+    after: str
+
+
+class Noticed(BaseModel):
+    """What was noticed in what was written, where there was anything."""
+
+    findings: list[FindingAnswer] = []
+    redescribed: list[RedescribedAnswer] = []
+
+
+class WrittenAnswer(Noticed):
     """The catalogue's version after a write; `version` is as before where nothing has changed."""
 
     version: int
@@ -100,6 +129,10 @@ class EntryAnswer(EntryLine):
 
     version: int
     stale: bool
+
+
+class WrittenEntryAnswer(EntryAnswer, Noticed):
+    """A candidate as it was written. In quarantine it is not enabled where anything was found in it."""
 
 
 class PageAnswer(BaseModel):
@@ -171,6 +204,11 @@ def _shown(entry: Entry) -> dict[str, Any]:
     return {**line_of(entry), "version": entry.version, "stale": entry.stale}
 
 
+def _noticed(screened: Screened) -> dict[str, Any]:
+    noticed = {"findings": screened.findings, "redescribed": screened.redescribed}
+    return {name: found for name, found in noticed.items() if found}
+
+
 def _parameters(*names: str, query: type[BaseModel] | None = None, conditional: bool = False) -> dict[str, Any]:
     """The OpenAPI description of what a route reads by hand: path, query and If-Match."""
     text = {"type": "string", "minLength": 1}
@@ -189,26 +227,37 @@ def _responses(*errors: type[LightRouterError]) -> dict[int | str, dict[str, Any
     return documented(StoreError, *errors, path=PATH)
 
 
-def routes(store: Store) -> APIRouter:
-    """Everything below /v1/catalogs."""
+def _named(http: Request) -> str:
+    """The store's name of the catalogue in the path: of the caller's tenant, whatever the path says."""
+    return stored_name(caller_of(http).tenant, http.path_params["name"])
+
+
+async def _entry(store: Store, http: Request) -> Entry:
+    name, id = http.path_params["name"], http.path_params["id"]
+    found = await store.get(_named(http), [id])
+    if not found:
+        raise NotFoundError(f"the catalogue {name!r} has no candidate {id[:100]!r}; {PATH}/{name}/candidates lists all")
+    return found[0]
+
+
+async def _own(store: Store, http: Request) -> list[CatalogInfo]:
+    """The caller's catalogues, called as the caller calls them."""
+    known = await store.catalogs(caller_of(http).tenant)
+    return [replace(info, name=shown_name(info.name)) for info in known]
+
+
+def routes(store: Store, *, quarantine: bool = False) -> APIRouter:
+    """Everything below /v1/catalogs; `quarantine` disables what looks like poison."""
     surface = APIRouter(tags=["catalogues"], route_class=DocumentedRoute)
     catalog, candidates = f"{PATH}/{{name}}", f"{PATH}/{{name}}/candidates"
     candidate = f"{candidates}/{{id:opaque}}"
     invalid = (InvalidRequestError, NotFoundError)
     written = (*invalid, ConflictError, TooLargeError)
 
-    async def entry_of(name: str, id: str) -> Entry:
-        found = await store.get(name, [id])
-        if not found:
-            raise NotFoundError(
-                f"the catalogue {name!r} has no candidate {id[:100]!r}; {PATH}/{name}/candidates lists all"
-            )
-        return found[0]
-
     @surface.get(PATH, response_model=CatalogsAnswer, responses=_responses())
-    async def catalogs(_: Request) -> Response:
-        """All catalogues."""
-        return _answer({"catalogs": await store.catalogs()})
+    async def catalogs(http: Request) -> Response:
+        """All catalogues of the key's tenant."""
+        return _answer({"catalogs": await _own(store, http)})
 
     @surface.put(
         catalog,
@@ -218,7 +267,7 @@ def routes(store: Store) -> APIRouter:
     )
     async def create(http: Request) -> Response:
         """Make an empty catalogue, or leave the one there is. Names are 1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-'."""
-        await store.create(http.path_params["name"])
+        await store.create(_named(http))
         return await show(http)
 
     @surface.get(
@@ -227,10 +276,10 @@ def routes(store: Store) -> APIRouter:
     async def show(http: Request) -> Response:
         """One catalogue; its version is the ETag."""
         name = http.path_params["name"]
-        for info in await store.catalogs():
+        for info in await _own(store, http):
             if info.name == name:
                 return _answer(info, info.version)
-        raise NotFoundError(f"the catalogue {name[:100]!r} does not exist; {PATH} lists those that do")
+        raise missing(name)
 
     @surface.delete(
         catalog,
@@ -240,7 +289,7 @@ def routes(store: Store) -> APIRouter:
     )
     async def drop(http: Request) -> Response:
         """Remove a catalogue with everything in it."""
-        await store.drop(http.path_params["name"], if_match=if_match(http))
+        await store.drop(_named(http), if_match=if_match(http))
         return Response(status_code=204)
 
     @surface.get(
@@ -252,7 +301,7 @@ def routes(store: Store) -> APIRouter:
     async def page(http: Request) -> Response:
         """A page of candidates, in the order of their ids."""
         asked = validated(PageQuery.model_validate, dict(http.query_params))
-        found = await store.page(http.path_params["name"], **asked.model_dump())
+        found = await store.page(_named(http), **asked.model_dump())
         return _answer({"candidates": [_shown(entry) for entry in found.entries], "next": found.next})
 
     @surface.post(
@@ -262,11 +311,16 @@ def routes(store: Store) -> APIRouter:
         openapi_extra=json_body(CandidatesBody) | _parameters("name", conditional=True),
     )
     async def upsert(http: Request) -> Response:
-        """Write candidates, all or none. A catalogue that does not exist is made; If-Match is about the catalogue."""
+        """Write candidates, all or none. A catalogue that does not exist is made; If-Match is about the catalogue.
+
+        What looks like poison in what is new is told in `findings`, and changed descriptions in `redescribed`.
+        """
         body = parse_object(CandidatesBody, await http.body())
         lines = read_lines(body.candidates)
-        version = await write_lines(store, http.path_params["name"], lines, if_match=if_match(http))
-        return _answer({"version": version}, version)
+        screened = await screen(store, _named(http), lines.entries, quarantine=quarantine)
+        lines = replace(lines, entries=screened.entries)
+        version = await write_lines(store, _named(http), lines, if_match=if_match(http))
+        return _answer({"version": version, **_noticed(screened)}, version)
 
     @surface.get(
         candidate,
@@ -276,21 +330,26 @@ def routes(store: Store) -> APIRouter:
     )
     async def read(http: Request) -> Response:
         """One candidate; the version of its last change is the ETag."""
-        entry = await entry_of(**http.path_params)
+        entry = await _entry(store, http)
         return _answer(_shown(entry), entry.version)
 
     @surface.put(
         candidate,
-        response_model=EntryAnswer,
+        response_model=WrittenEntryAnswer,
         responses=_responses(*written),
         openapi_extra=json_body(CandidateBody) | _parameters("name", "id", conditional=True),
     )
     async def write(http: Request) -> Response:
-        """Write one candidate into a catalogue that exists."""
-        name, id = http.path_params["name"], http.path_params["id"]
+        """Write one candidate into a catalogue that exists.
+
+        One that was quarantined is enabled by writing it again as it is.
+        """
+        id = http.path_params["id"]
         entry = read_line(parse_json(await http.body()), id)
-        await store.upsert(name, [entry], if_match=if_match(http, id), create=False)
-        return await read(http)
+        screened = await screen(store, _named(http), [entry], quarantine=quarantine, enabling=True)
+        await store.upsert(_named(http), screened.entries, if_match=if_match(http, id), create=False)
+        written = await _entry(store, http)
+        return _answer({**_shown(written), **_noticed(screened)}, written.version)
 
     @surface.delete(
         candidate,
@@ -300,9 +359,9 @@ def routes(store: Store) -> APIRouter:
     )
     async def remove(http: Request) -> Response:
         """Remove one candidate."""
-        name, id = http.path_params["name"], http.path_params["id"]
-        await entry_of(name, id)
-        await store.remove(name, [id], if_match=if_match(http, id))
+        id = http.path_params["id"]
+        await _entry(store, http)
+        await store.remove(_named(http), [id], if_match=if_match(http, id))
         return Response(status_code=204)
 
     @surface.get(
@@ -313,7 +372,7 @@ def routes(store: Store) -> APIRouter:
     )
     async def servers(http: Request) -> Response:
         """The servers of a catalogue's candidates, and whether they could be read."""
-        known = await store.servers(http.path_params["name"])
+        known = await store.servers(_named(http))
         return _answer({"servers": known})
 
     return surface

@@ -15,12 +15,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidati
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.api.auth import caller_of
 from serving.api.chat_answer import ChatAnswer, completion, events
 from serving.api.errors import documented
 from serving.api.gateway import Gateway
 from serving.api.messages import MessageItem, conversation
 from serving.api.models import check_model
-from serving.api.openapi import DocumentedRoute, json_body
+from serving.api.openapi import DocumentedRoute, decision_body
 from serving.api.route import FilterBody
 from serving.api.service import Service
 from serving.catalog.shapes import Custom, CustomTool, Function, FunctionTool, candidates_of
@@ -318,22 +319,22 @@ def routes(service: Service, gateway: Gateway | None = None) -> APIRouter:
         PATH,
         response_model=ChatAnswer,
         responses={200: {"content": streamed}, **documented(*_ERRORS, path=PATH)},
-        openapi_extra=json_body(ChatBody),
+        openapi_extra=decision_body(ChatBody),
     )
     async def chat(http: Request) -> Response:
         """The tool to call next, or none, in the shape of a chat completion."""
         sent = await http.body()
         if gateway is not None and gateway.takes(value := parse_json(sent)):
             return await gateway.forward(http, value)
-        with service.admission.place():
+        with service.place(http, sent):
             body = parse_object(ChatBody, sent)
             check_model(service.router, body.model)
             _check(body)
             messages, truncated = conversation(body.messages)
-            tools = read_tools(body.tools)
+            tools = read_tools(body.tools, caller_of(http).salt)
             request = _request(body, messages, tools)
             decision = await service.decide(http, request)
-            name_of = await service.names(request.catalog)
+            name_of = await service.names(http, request.catalog)
         answer = completion(
             decision,
             name_of=name_of,

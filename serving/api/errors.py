@@ -20,10 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.telemetry import Telemetry
 from serving.types import (
+    AuditError,
     BusyError,
     ConflictError,
     EngineError,
     EngineTimeoutError,
+    EngineUnavailableError,
     ForbiddenError,
     InvalidRequestError,
     LightRouterError,
@@ -62,6 +64,7 @@ KINDS: tuple[tuple[type[LightRouterError], Kind], ...] = (
     (EngineTimeoutError, Kind(504, "server_error", "engine_timeout")),
     (EngineError, Kind(503, "server_error", "engine_unavailable")),
     (StoreError, Kind(503, "server_error", "database_unavailable")),
+    (AuditError, Kind(503, "server_error", "audit_unavailable")),
 )
 _UNEXPECTED = Kind(500, "server_error", "internal_error")
 _OPENAI_PATHS = ("/v1/chat/", "/v1/models")
@@ -84,8 +87,9 @@ class ErrorAnswer(BaseModel):
 
 
 def documented(*errors: type[LightRouterError], path: str) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI `responses` of a route that may raise `errors`. Every route may also lack a key."""
-    statuses = [_status(kind, path) for known, kind in KINDS if known in {*errors, UnauthorizedError}]
+    """The OpenAPI `responses` of a route that may raise `errors`. Every request may also lack a key, or its scope."""
+    raised = {*errors, UnauthorizedError, ForbiddenError}
+    statuses = [_status(kind, path) for known, kind in KINDS if known in raised]
     return {status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
@@ -110,7 +114,7 @@ def error_response(error: Exception, path: str, request_id: str) -> Response:
         headers = dict(error.headers or {})
     elif kind is _UNEXPECTED:
         message = f"internal error; the server's log has the details under request id {request_id}"
-    if isinstance(error, BusyError):
+    if isinstance(error, (BusyError, EngineUnavailableError)) and error.retry_after is not None:
         headers["retry-after"] = str(max(math.ceil(error.retry_after), 1))
     if isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"

@@ -110,7 +110,7 @@ class Gateway:
         headers = {"content-type": "application/json"}
         if self._config.api_key is not None:
             headers["authorization"] = f"Bearer {self._config.api_key.get_secret_value()}"
-        elif not self._service.config.server.api_keys and "authorization" in http.headers:
+        elif not self._service.keys and "authorization" in http.headers:
             headers["authorization"] = http.headers["authorization"]
         return headers
 
@@ -133,6 +133,8 @@ class Gateway:
         except (InvalidRequestError, EngineError, BusyError, TooLargeError, TypeError, ValueError) as error:
             logger.warning("tools are not cut: %s", error)
             return Cut(tools, f"{len(tools)} of {len(tools)}: not cut, {type(error).__name__}")
+        if decision.degraded:
+            return Cut(tools, f"{len(tools)} of {len(tools)}: not cut, the engine is down")
         wanted = {candidate.id for candidate in self._exposed(decision)}
         named = _named(body.get("tool_choice"))
         kept = [
@@ -144,7 +146,7 @@ class Gateway:
 
     async def _from_catalog(self, http: Request, body: dict[str, Any]) -> Cut:
         decision = await self._decide(http, body, RouteRequest((), catalog=str(body["catalog"])))
-        name_of = await self._service.names(str(body["catalog"]))
+        name_of = await self._service.names(http, str(body["catalog"]))
         tools = [function_tool(candidate, name_of(candidate)) for candidate in self._exposed(decision)]
         return Cut(tools, f"{len(tools)} of {decision.prefilter.considered}")
 
@@ -157,7 +159,7 @@ class Gateway:
             allow_none=body.get("tool_choice") != "required",
             coverage=self._config.coverage,
         )
-        with self._service.admission.place():
+        with self._service.place(http, await http.body()):
             return await self._service.decide(http, asked)
 
     def _exposed(self, decision: Decision) -> list[Candidate]:

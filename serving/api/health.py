@@ -80,15 +80,27 @@ class ReadyReport(BaseModel):
 
 
 class Readiness:
-    """Starts the router, then makes canary decisions, and judges what it saw."""
+    """Starts the router, then makes canary decisions, and judges what it saw.
+
+    With `fallback` a server that has started stays ready while its engine is down, and says so.
+    """
 
     def __init__(
-        self, router: Router, interval_s: float, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        router: Router,
+        interval_s: float,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        fallback: bool = False,
     ) -> None:
         self._router = router
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._clock = clock
+        self._fallback = fallback
+        self.draining = False
+        """Whether the server is about to end: it still answers, but nobody new should be sent here."""
         self._canary: Canary | None = None
         self._last_success: float | None = None
         self._problem = "starting: the model is being loaded and warmed up"
@@ -96,7 +108,10 @@ class Readiness:
         """Set once the first canary decision has succeeded."""
 
     async def run(self) -> None:
-        """Start the router, trying again while its engine cannot be reached; then a canary at every interval."""
+        """Start the router, trying again while its engine cannot be reached; then a canary at every interval.
+
+        After one that failed the next comes at once, so that the server is ready again as soon as its engine is.
+        """
         try:
             await self._start()
         except Exception:
@@ -106,7 +121,8 @@ class Readiness:
             return
         while True:
             await self.check()
-            await asyncio.sleep(self._interval_s if self.started.is_set() else min(_RETRY_S, self._interval_s))
+            well = self._canary is not None and self._canary.error is None
+            await asyncio.sleep(self._interval_s if well else min(_RETRY_S, self._interval_s))
 
     async def _start(self) -> None:
         while True:
@@ -159,8 +175,12 @@ class Readiness:
         now = self._clock()
         canary = self._canary
         age = None if self._last_success is None else now - self._last_success
+        reason = self._unready(now)
+        degraded = reason is not None and self._fallback and self.started.is_set() and not self.draining
+        if degraded:
+            reason = f"degraded, the prefilter decides: {reason}"
         return ReadyReport(
-            ready=(reason := self._unready(now)) is None,
+            ready=reason is None or degraded,
             reason=reason or "decisions are being made",
             canary=canary
             and CanaryReport(
@@ -173,6 +193,8 @@ class Readiness:
         )
 
     def _unready(self, now: float) -> str | None:
+        if self.draining:
+            return "the server is about to end, and finishes what it has begun"
         if not self.started.is_set() or self._canary is None or self._last_success is None:
             return self._problem
         if self._canary.error is not None and self._last_success < self._canary.began:
@@ -186,6 +208,8 @@ class Readiness:
 
 def _fault(decision: Decision) -> str | None:
     """What is wrong with a canary decision, if anything: a broken engine may answer without an error."""
+    if decision.degraded:
+        return "the engine is down"
     probabilities = [ranked.probability for ranked in decision.ranking]
     total = math.fsum([decision.none_probability, *probabilities])
     if not math.isclose(total, 1.0, abs_tol=1e-3):

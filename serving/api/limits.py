@@ -1,26 +1,24 @@
-"""Bounds on what one request and all requests together may take, and the end of work whose client has left.
+"""Bounds on one request: its bytes and its time, and the end of work whose client has left.
 
-Knows bytes, places and connections. Does not know what a decision is.
+Knows headers and connections. Does not know what a decision is; how many there may be is `admission.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+import math
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.types import BusyError, TooLargeError
+from serving.types import InvalidRequestError, TooLargeError
 
 T = TypeVar("T")
 
-# Weight of the newest duration in the running mean: about the last ten decisions count.
-_NEWEST = 0.1
+TIMEOUT_HEADER = "x-request-timeout"
 # Digits of a Content-Length that are read: the length of nothing real has more.
 _LENGTH_DIGITS = 19
 
@@ -56,35 +54,25 @@ class BodyLimitMiddleware:
         return TooLargeError(f"the body has more than the {self._limit} bytes that this server takes; send less")
 
 
-class Admission:
-    """A bounded number of places for decisions in progress or waiting. Nothing waits for a place."""
+def timeout_of(headers: Headers, most: float) -> float:
+    """Seconds that the caller will wait for its answer, at most `most`: what it says in `x-request-timeout`, or `most`.
 
-    def __init__(self, places: int) -> None:
-        self._places = places
-        self._taken = 0
-        self._mean_s = 0.0
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place.
-
-        Raises:
-            BusyError: all are taken. Its `retry_after` is the running mean of the time that a place was held: by
-                then about as many places will have become free as there are.
-        """
-        if self._taken >= self._places:
-            raise BusyError(
-                f"all {self._places} places for decisions are taken; try again when Retry-After has passed",
-                retry_after=self._mean_s,
-            )
-        self._taken += 1
-        start = perf_counter()
-        try:
-            yield
-            held = perf_counter() - start
-            self._mean_s = held if not self._mean_s else self._mean_s + _NEWEST * (held - self._mean_s)
-        finally:
-            self._taken -= 1
+    Raises:
+        InvalidRequestError: it says something else than a number of seconds.
+    """
+    said = headers.get(TIMEOUT_HEADER)
+    if said is None:
+        return most
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequestError(
+            f"the header {TIMEOUT_HEADER} is {said[:40]!r}; it must be a number of seconds above 0, such as 2.5",
+            TIMEOUT_HEADER,
+        )
+    return min(seconds, most)
 
 
 async def while_connected(http: Request, work: Awaitable[T]) -> T:

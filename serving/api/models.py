@@ -72,12 +72,16 @@ class PrefilterInfo(BaseModel):
 
 
 class Limits(BaseModel):
-    """What one request may hold, and how many decisions may be in progress. `max_k` null means any number."""
+    """What one request may hold, and how many decisions, and tokens of theirs, may be in progress.
+
+    `max_k` null means any number.
+    """
 
     max_body_bytes: int
     max_candidates: int
     max_messages: int
     max_concurrent: int
+    max_tokens: int
     max_k: int | None
     timeout_s: float
 
@@ -130,6 +134,7 @@ def _info(service: Service) -> Info:
             max_candidates=config.server.max_candidates,
             max_messages=config.server.max_messages,
             max_concurrent=config.server.max_concurrent,
+            max_tokens=config.server.max_tokens,
             max_k=router.max_k,
             timeout_s=config.engine.timeout_s,
         ),

@@ -5,7 +5,7 @@ Knows pydantic models and OpenAPI. Does not know what the routes do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serving.api.auth import OPEN_PATHS
+from serving.api.limits import TIMEOUT_HEADER
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -33,8 +33,23 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe(app: FastAPI, bodies: list[type[BaseModel]], *, with_key: bool) -> None:
-    """Make `app` describe itself with the models of its request bodies, and with its key where it asks for one."""
+def decision_body(model: type[BaseModel]) -> dict[str, Any]:
+    """As `json_body`, of a route that asks for a decision and may say how long it waits for it."""
+    timeout = {
+        "name": TIMEOUT_HEADER,
+        "in": "header",
+        "description": "Seconds after which the answer is of no use; then 504. At most the server's own, which counts "
+        "where this is left out.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    }
+    return {"parameters": [timeout], **json_body(model)}
+
+
+def describe(app: FastAPI, bodies: list[type[BaseModel]], *, with_key: bool, open_paths: Collection[str] = ()) -> None:
+    """Make `app` describe itself with the models of its request bodies, and with its key where it asks for one.
+
+    `open_paths` need none.
+    """
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -47,7 +62,7 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], *, with_key: bool) -> 
                 described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 for path, operations in described["paths"].items():
                     for operation in operations.values():
-                        operation["security"] = [] if path in OPEN_PATHS else [{"key": []}]
+                        operation["security"] = [] if path in open_paths else [{"key": []}]
             app.openapi_schema = described
         return app.openapi_schema
 

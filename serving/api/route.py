@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -16,9 +17,10 @@ from starlette.responses import Response
 
 from prompts.question import CandidateType, query_position
 from serving.api.answers import TruncationAnswer
+from serving.api.auth import caller_of
 from serving.api.errors import documented
 from serving.api.messages import MessageItem, conversation
-from serving.api.openapi import DocumentedRoute, json_body
+from serving.api.openapi import DocumentedRoute, decision_body
 from serving.api.service import Service
 from serving.catalog.shapes import Shape, candidates_from
 from serving.types import (
@@ -169,6 +171,8 @@ class RouteAnswer(BaseModel):
     usage: RouteUsage
     timings_ms: dict[str, float]
     model: str
+    degraded: bool = False
+    """Only where the engine was down and the prefilter decided: probabilities are then shares of its scores."""
 
 
 def messages_of(body: RouteBody) -> tuple[tuple[Message, ...], list[Truncation]]:
@@ -266,6 +270,8 @@ def answer_of(decision: Decision, truncated: list[Truncation], top: int | None) 
     )
     if decision.prediction_set is not None:
         answer.prediction_set = list(decision.prediction_set)
+    if decision.degraded:
+        answer.degraded = True
     return answer
 
 
@@ -279,15 +285,16 @@ def routes(service: Service) -> APIRouter:
         PATH,
         response_model=RouteAnswer,
         responses=documented(*errors, path=PATH),
-        openapi_extra=json_body(RouteBody),
+        openapi_extra=decision_body(RouteBody),
     )
     async def route(http: Request) -> Response:
         """Which of the candidates acts next, or none: the winner, and the probability of everything."""
         sent = await http.body()
-        with service.admission.place():
+        with service.place(http, sent):
             body = parse_object(RouteBody, sent)
             messages, truncated = messages_of(body)
-            request = request_of(body, messages, offered(body, candidates_of), service.router.max_k)
+            read = partial(candidates_of, salt=caller_of(http).salt)
+            request = request_of(body, messages, offered(body, read), service.router.max_k)
             decision = await service.decide(http, request)
         answer = answer_of(decision, truncated, body.top)
         return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, SkipValidation
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.api.auth import caller_of
 from serving.api.errors import documented
 from serving.api.messages import MessageItem, conversation
-from serving.api.openapi import DocumentedRoute, json_body
+from serving.api.openapi import DocumentedRoute, decision_body
 from serving.api.route import FilterBody
 from serving.api.search_answer import (
     Detail,
@@ -246,8 +247,8 @@ async def _routed(service: Service, http: Request, request: RouteRequest) -> Fou
     return Found(
         found=found[: request.k],
         loaded=[(candidate, probabilities.get(candidate.id)) for candidate in loaded],
-        method="router",
-        none_probability=decision.none_probability,
+        method=decision.model if decision.degraded else "router",
+        none_probability=None if decision.degraded else decision.none_probability,
         truncated=decision.truncated,
     )
 
@@ -261,31 +262,31 @@ def routes(service: Service) -> APIRouter:
     read_tools = Remembered(tools_from, REMEMBERED_BYTES)
     surface = APIRouter(tags=["routing"], route_class=DocumentedRoute)
 
-    def searched(body: SearchBody) -> Tools:
+    def searched(body: SearchBody, salt: str) -> Tools:
         if (body.tools is None) == (body.catalog is None):
             wrong = "there is nothing to search; send" if body.tools is None else "send only one of"
             raise InvalidRequestError(f"{wrong} `catalog` or `tools`", "catalog")
-        return Tools() if body.tools is None else read_tools(body.tools)
+        return Tools() if body.tools is None else read_tools(body.tools, salt)
 
     @surface.post(
         PATH,
         response_model=SearchAnswer | ToolResult | ToolSearchOutput,
         responses=documented(*_ERRORS, path=PATH),
-        openapi_extra=json_body(SearchBody),
+        openapi_extra=decision_body(SearchBody),
     )
     async def search(http: Request) -> Response:
         """The tools, agents or skills to load for what is needed now."""
         sent = await http.body()
-        with service.admission.place():
+        with service.place(http, sent):
             body = parse_object(SearchBody, sent)
             ranker = _RANKERS.get(body.method or "")
             if ranker is not None and ranker not in service.router.prefilter.methods:
                 raise InvalidRequestError(f"method: this server has no embedder, which {body.method} needs", "method")
-            tools = searched(body)
+            tools = searched(body, caller_of(http).salt)
             history, truncated = conversation(body.messages or [])
             request = request_of(body, history, tools)
             found = await (_routed if body.method == "router" else _ranked)(service, http, request)
-            name_of = tools.name_of if body.catalog is None else await service.names(body.catalog)
+            name_of = tools.name_of if body.catalog is None else await service.names(http, body.catalog)
         if body.format == "anthropic":
             return _json(tool_result(found, name_of, body.call_id))
         if body.format == "openai":

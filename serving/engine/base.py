@@ -97,6 +97,11 @@ class Engine(Protocol):
         """The most tokens that prefix and one continuation may have together."""
         ...
 
+    @property
+    def in_progress(self) -> int:
+        """How many questions it was asked and has not answered."""
+        ...
+
     async def start(self) -> None:
         """Load, check and warm up. Returns when the engine can answer at its usual speed.
 

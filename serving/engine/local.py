@@ -130,6 +130,11 @@ class LocalEngine:
         return len(self._waiting)
 
     @property
+    def in_progress(self) -> int:
+        """See `Engine.in_progress`."""
+        return self.waiting + self.running
+
+    @property
     def model(self) -> str:
         """The adapter's name where one is served, else the base model's."""
         return self._config.model.served_name
@@ -206,6 +211,7 @@ class LocalEngine:
         torch.set_num_threads(self.threads)
         active: list[_Waiter] = []
         while True:
+            self.running = len(active)
             with self._wake:
                 while not (self._waiting or active or self._closing):
                     self._wake.wait()

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.config import Config
 from serving.engine.base import Choice, ChoiceRequest, ScoreRequest, Scores
+from serving.tracing import http_call
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class VllmEngine:
         self._config = config
         self._settings = config.engine
         self._max_tokens = config.model.budget.total
+        self._in_progress = 0
         key = self._settings.api_key
         self._client = httpx.AsyncClient(
             base_url=self._settings.url,
@@ -139,6 +141,11 @@ class VllmEngine:
     def max_tokens(self) -> int:
         """The server's context less the one token that is read; before `start`, the profile's budget."""
         return self._max_tokens
+
+    @property
+    def in_progress(self) -> int:
+        """Requests on their way, of which a question may take more than one."""
+        return self._in_progress
 
     async def start(self) -> None:
         """Wait for the server, check what it serves, and ask it once what it will be asked.
@@ -315,15 +322,19 @@ class VllmEngine:
         where = f"{self._settings.url}{path}"
         if seconds <= 0:
             raise EngineTimeoutError(f"the deadline passed before {where} could be asked")
+        self._in_progress += 1
         try:
-            async with asyncio.timeout(seconds):
-                response = await self._client.request(method, path, json=body)
+            with http_call(method, where) as headers:
+                async with asyncio.timeout(seconds):
+                    response = await self._client.request(method, path, json=body, headers=headers)
         except TimeoutError as error:
             raise EngineTimeoutError(f"vLLM did not answer {where} within {seconds:.3g} s") from error
         except httpx.TransportError as error:
             raise EngineUnavailableError(f"vLLM cannot be reached at {where}: {error!r}") from error
         except httpx.HTTPError as error:
             raise EngineError(f"vLLM's answer to {where} cannot be read: {error}") from error
+        finally:
+            self._in_progress -= 1
         if response.is_success:
             return response.content
         message = f"vLLM answered {response.status_code} to {where}: {response.text[:500]}"

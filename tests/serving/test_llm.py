@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from prompts import Message
-from serving.llm import LLM, Journal, Prices, Usage
+from serving.llm import LLM, FunctionCall, Journal, Prices, Usage
+from serving.llm import Reply as LLMReply
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError
-from tests.serving.chat_server import ChatServer, Reply, serving
+from tests.serving.chat_server import USAGE, ChatServer, Reply, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -228,3 +229,27 @@ def test_two_journals_of_one_file_keep_each_others_lines(tmp_path: Path) -> None
 def test_a_path_that_is_no_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="as a journal"):
         Journal(tmp_path)
+
+
+async def test_a_turn_of_a_conversation_may_be_words_and_calls(chat: ChatServer) -> None:
+    called = [
+        {"id": "a", "type": "function", "function": {"name": "count", "arguments": "{"}},
+        {"id": None, "type": "function", "function": {"name": "add", "arguments": None}},
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": called}
+    tool = {"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}
+    turns = [{"role": "user", "content": "Count."}]
+    async with asking(chat) as llm:
+        chat.faults.append(Reply(body={"choices": [{"index": 0, "message": message}], "usage": USAGE}))
+        reply = await llm.chat(turns, [tool])
+        assert reply.calls == (FunctionCall("a", "count", "{"), FunctionCall("call_1", "add", ""))
+        assert (reply.content, reply.usage) == ("", Usage(1, 100, 40, 10))
+        assert await llm.chat(turns, []) == LLMReply('{"number": 3}', (), Usage(1, 100, 40, 10))
+        assert llm.spent.calls == 2
+        assert "tools" not in chat.bodies[1]  # an empty list is refused by some
+        for body in ({"choices": []}, "<html>"):
+            chat.faults.append(Reply(body=body))
+            with pytest.raises(EngineError, match="did not answer in the protocol"):
+                await llm.chat(turns, [])
+        # What calls do is not repeatable: nothing is recorded.
+        assert len(llm.journal) == 0

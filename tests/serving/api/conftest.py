@@ -85,6 +85,10 @@ class WordEngine:
     def __post_init__(self) -> None:
         self.open.set()
 
+    @property
+    def in_progress(self) -> int:
+        return int(self.queue.locked())
+
     async def start(self) -> None:
         self.started += 1
 
@@ -160,7 +164,7 @@ class Server:
     def client(self, **headers: str) -> httpx.AsyncClient:
         """Speaks to the application in process. Whatever the application raises is raised here."""
         transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
 
     def metric(self, name: str, **labels: str) -> float:
         """A metric's value; 0 where it was never touched."""

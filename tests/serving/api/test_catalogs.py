@@ -304,16 +304,16 @@ async def test_openapi_describes_all_of_it(filled: httpx.AsyncClient, app: FastA
     }
     one = "/v1/catalogs/{name}/candidates/{id}"
     assert described == {
-        ("get", "/v1/catalogs"): {"200", "401", "503"},
-        ("put", "/v1/catalogs/{name}"): {"200", "401", "422", "503"},
-        ("get", "/v1/catalogs/{name}"): {"200", "401", "404", "503"},
-        ("delete", "/v1/catalogs/{name}"): {"204", "401", "404", "412", "422", "503"},
-        ("get", "/v1/catalogs/{name}/candidates"): {"200", "401", "404", "422", "503"},
-        ("post", "/v1/catalogs/{name}/candidates"): {"200", "401", "404", "412", "413", "422", "503"},
-        ("get", one): {"200", "401", "404", "422", "503"},
-        ("put", one): {"200", "401", "404", "412", "413", "422", "503"},
-        ("delete", one): {"204", "401", "404", "412", "422", "503"},
-        ("get", "/v1/catalogs/{name}/servers"): {"200", "401", "404", "503"},
+        ("get", "/v1/catalogs"): {"200", "401", "403", "503"},
+        ("put", "/v1/catalogs/{name}"): {"200", "401", "403", "422", "503"},
+        ("get", "/v1/catalogs/{name}"): {"200", "401", "403", "404", "503"},
+        ("delete", "/v1/catalogs/{name}"): {"204", "401", "403", "404", "412", "422", "503"},
+        ("get", "/v1/catalogs/{name}/candidates"): {"200", "401", "403", "404", "422", "503"},
+        ("post", "/v1/catalogs/{name}/candidates"): {"200", "401", "403", "404", "412", "413", "422", "503"},
+        ("get", one): {"200", "401", "403", "404", "422", "503"},
+        ("put", one): {"200", "401", "403", "404", "412", "413", "422", "503"},
+        ("delete", one): {"204", "401", "403", "404", "412", "422", "503"},
+        ("get", "/v1/catalogs/{name}/servers"): {"200", "401", "403", "404", "503"},
     }
     query = {
         parameter["name"] for parameter in document["paths"]["/v1/catalogs/{name}/candidates"]["get"]["parameters"]

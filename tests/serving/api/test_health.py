@@ -26,6 +26,7 @@ class FakeRouter:
 
     failure: Exception | None = None
     none_probability: float = 0.2
+    degraded: bool = False
     starts: list[Exception] = field(default_factory=list)
     """Errors of the first attempts to start."""
     open: asyncio.Event | None = None
@@ -42,7 +43,9 @@ class FakeRouter:
             raise self.failure
         ranking = [Ranked(candidate, 0.4) for candidate in request.candidates]
         report = PrefilterReport("none", 2, 2)
-        return Decision(ranking[0], self.none_probability, ranking, None, report, (), 10, 0, "m")
+        return Decision(
+            ranking[0], self.none_probability, ranking, None, report, (), 10, 0, "m", degraded=self.degraded
+        )
 
 
 @dataclass
@@ -215,3 +218,48 @@ async def test_shutdown_closes_the_engine(unstarted: Any) -> None:
         await unstarted.service.readiness.started.wait()
         assert unstarted.engine.closed == 0
     assert unstarted.engine.closed == 1
+
+
+async def test_after_a_failure_the_next_canary_comes_soon(router: FakeRouter, monkeypatch: Any) -> None:
+    readiness = Readiness(router, INTERVAL_S, TIMEOUT_S)  # type: ignore[arg-type]
+    down = EngineUnavailableError("down")
+    to_come = [down, down, None]
+    slept = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if not to_come:
+            raise asyncio.CancelledError
+        router.failure = to_come.pop(0)
+
+    monkeypatch.setattr("serving.api.health.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await readiness.run()
+    assert slept == [INTERVAL_S, 1.0, 1.0, INTERVAL_S]
+
+
+async def test_a_server_that_falls_back_stays_ready_and_says_so(router: FakeRouter, clock: Clock) -> None:
+    readiness = Readiness(router, INTERVAL_S, TIMEOUT_S, clock, fallback=True)  # type: ignore[arg-type]
+    router.degraded = True
+    await readiness.check()
+    assert not readiness.report().ready, "it has not seen the engine yet"
+    router.degraded = False
+    await readiness.check()
+    router.degraded = True
+    clock.now += INTERVAL_S
+    await readiness.check()
+    report = readiness.report()
+    assert report.ready
+    assert report.reason.startswith("degraded")
+    assert report.canary is not None
+    assert not report.canary.ok
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+async def test_a_server_that_is_about_to_end_is_not_ready(router: FakeRouter, clock: Clock, fallback: bool) -> None:
+    readiness = Readiness(router, INTERVAL_S, TIMEOUT_S, clock, fallback=fallback)  # type: ignore[arg-type]
+    await readiness.check()
+    assert readiness.report().ready
+    readiness.draining = True
+    assert not readiness.report().ready
+    readiness.require_started()  # what still comes is answered

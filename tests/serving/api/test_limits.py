@@ -1,14 +1,13 @@
 import asyncio
-import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from serving.api.limits import Admission
+from serving.api.limits import TIMEOUT_HEADER
 from serving.config import Config
-from serving.types import BusyError
 
 pytestmark = pytest.mark.anyio
 
@@ -69,25 +68,30 @@ async def test_a_full_house_is_busy(client: Any, server: Any, tools: Any) -> Non
     assert server.metric("decisions_in_progress") == 0
 
 
-def test_retry_after_is_how_long_places_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("serving.api.limits.perf_counter", lambda: now)
-    admission = Admission(1)
-    for _ in range(3):
-        with admission.place():
-            now += 7.0
-    with contextlib.suppress(RuntimeError), admission.place():
-        now += 1000.0
-        raise RuntimeError  # what failed tells nothing of how long an answer takes
-    with admission.place(), pytest.raises(BusyError) as busy, admission.place():
-        pass
-    assert busy.value.retry_after == pytest.approx(7.0)
+@pytest.mark.parametrize("said", ["soon", "0", "-1", "nan", "inf", ""])
+async def test_a_timeout_is_a_number_of_seconds(client: Any, tools: Any, said: str) -> None:
+    asked = {"query": "weather", "candidates": tools}
+    answer = await client.post("/v1/route", json=asked, headers={TIMEOUT_HEADER: said})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, TIMEOUT_HEADER)
+    assert "number of seconds above 0" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("said", "seconds"), [(None, 30.0), ("2.5", 2.5), ("1e9", 30.0)])
+async def test_the_deadline_travels_to_the_engine(
+    client: Any, server: Any, tools: Any, said: str | None, seconds: float
+) -> None:
+    before = time.monotonic()
+    headers = {} if said is None else {TIMEOUT_HEADER: said}
+    answer = await client.post("/v1/route", json={"query": "weather", "candidates": tools}, headers=headers)
+    assert answer.status_code == 200
+    [question] = server.engine.scored
+    assert before + seconds <= question.deadline <= time.monotonic() + seconds
 
 
 async def test_a_client_may_leave_while_it_sends(url: str, server: Any) -> None:
     host, port = url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/route HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    writer.write(b"POST /v1/route HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     writer.close()
     await writer.wait_closed()

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.types import EngineTimeoutError
+from serving.telemetry import Telemetry
+from serving.types import Candidate, Decision, EngineTimeoutError, PrefilterReport, Ranked
 
 pytestmark = pytest.mark.anyio
 
@@ -58,3 +59,57 @@ async def test_exposition_follows_the_conventions(client: Any, tools: Any, accep
     assert "process_resident_memory_bytes" in families
     assert families["light_router_requests"].type == "counter"
     assert families["light_router_stage_seconds"].type == "histogram"
+
+
+async def test_signs_of_drift_are_counted(client: Any, server: Any, tools: Any) -> None:
+    await client.post("/v1/route", json={"query": "weather", "candidates": tools})
+    await client.post("/v1/route", json={"query": "hello", "candidates": tools})
+    await asyncio.sleep(0)
+    assert server.metric("decision_entropy_ratio_count") == server.metric("none_probability_count") == 2
+    # The one word in common makes the first decision clearer than the second.
+    assert 0 < server.metric("decision_entropy_ratio_sum") < 2
+    assert server.metric("prefilter_margin_ratio_count") == 0  # nothing was filtered
+
+
+def decided(probabilities: list[float], none: float, kept: int = 2, **more: Any) -> Decision:
+    ranking = [Ranked(Candidate(str(n), str(n), ""), p) for n, p in enumerate(probabilities)]
+    report = PrefilterReport("fused", 10, kept, 0.25)
+    return Decision(ranking[0], none, ranking, None, report, (), 10, 5, "m", {"total": 1.0}, **more)
+
+
+@pytest.mark.parametrize(
+    ("decision", "entropy"),
+    [
+        (decided([1 / 3, 1 / 3], 1 / 3), 1.0),
+        (decided([1.0, 0.0], 0.0), 0.0),
+        (decided([0.9], 0.0), None),  # only the winner was read
+    ],
+)
+def test_entropy_is_a_part_of_the_most_there_can_be(decision: Decision, entropy: float | None) -> None:
+    telemetry = Telemetry()
+    telemetry.decision(decision)
+
+    def value(name: str) -> float | None:
+        return telemetry.registry.get_sample_value(f"light_router_{name}")
+
+    assert value("decision_entropy_ratio_count") == (0 if entropy is None else 1)
+    assert value("decision_entropy_ratio_sum") == pytest.approx(entropy or 0.0)
+    assert value("prefilter_margin_ratio_sum") == 0.25
+
+
+def test_what_the_prefilter_decided_alone_is_no_sign_of_the_model() -> None:
+    telemetry = Telemetry()
+    telemetry.decision(decided([0.5, 0.5], 0.0, degraded=True))
+    assert telemetry.registry.get_sample_value("light_router_degraded_total") == 1
+    assert telemetry.registry.get_sample_value("light_router_decisions_total") == 0
+
+
+def test_of_many_catalogues_only_some_are_shown() -> None:
+    telemetry = Telemetry()
+    telemetry.watch_catalogs(lambda: {f"c{n:03}": (n, 7) for n in range(100)})
+    text = telemetry.exposition()[0].decode()
+    assert 'light_router_catalog_candidates{catalog="c031"} 31.0' in text
+    assert 'light_router_catalog_version{catalog="c031"} 7.0' in text
+    assert "c032" not in text
+    telemetry.watch_catalogs(dict)
+    assert "c031" not in telemetry.exposition()[0].decode()
