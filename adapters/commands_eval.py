@@ -18,21 +18,31 @@ from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_confi
 from serving.types import LightRouterError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from adapters.evaluate import Settings
     from adapters.methods import Parts
     from adapters.questions import EvaluationSet
 
 DEFAULT_METHODS = "router,bm25,dense,fused"
+AGENT_METHODS = "router,dense,all"
+DEFAULT_RECIPE = Path("adapters/recipes/cases.yaml")
 SWEEP = (10, 20, 30, 40, 50, 100, None)
 # A file or pipe has no width of its own.
 _FILE_WIDTH = 150
 
 
+def _option(what: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=what, rich_help_panel="An agent at work", **more)
+
+
 def evaluate(
     data: Annotated[Path, typer.Option(help="Folder of data sets.", exists=True, file_okay=False)],
-    sets: Annotated[str, typer.Option(help="Sets of DATA, by comma; or TRAJECTORIES=CATALOGUE; or training cases.")],
+    sets: Annotated[str, typer.Option(help="Sets of DATA, by comma; or TRAJECTORIES=CATALOGUE; or training cases. "
+                    "With --agent the trajectories of DATA by default.")] = "",
     methods: Annotated[str, typer.Option(help="By comma: router, router-no-history, router-no-blend, base, bm25, "
-                       "dense, fused, these three with -query, repeat-last, openai:MODEL@URL.")] = DEFAULT_METHODS,
+                       f"dense, fused, these three with -query, repeat-last, openai:MODEL@URL; {DEFAULT_METHODS} by "
+                       f"default. With --agent: router, retrieval, all; {AGENT_METHODS} by default.")] = "",
     k: Annotated[int, typer.Option(help="Candidates that reach the model.", min=1)] = 10,
     splits: Annotated[str, typer.Option(help="Only cases of these splits, by comma.")] = "",
     limit: Annotated[int | None, typer.Option(help="At most so many cases of each set.", min=1)] = None,
@@ -51,9 +61,19 @@ def evaluate(
     repeat: Annotated[int, typer.Option(help="Answers drawn at temperature 1.", min=0)] = 0,
     abstention: Annotated[bool, typer.Option(help="Ask with gold surely on offer, and without it.")] = False,
     order: Annotated[int, typer.Option(help="Orders in which each kept list is shown again.", min=0)] = 0,
+    poison: Annotated[int, typer.Option(help="Attacks on each case: descriptions that ask to be chosen.", min=0)] = 0,
     audit: Annotated[list[Path] | None, typer.Option(help="Training cases to look for the queries in.")] = None,
     concurrency: Annotated[int, typer.Option(help="Questions in flight.", min=1)] = 1,
-    api_key_file: Annotated[Path | None, typer.Option(help="Key for openai: methods.", exists=True)] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Key for openai: and --llm-url.", exists=True)] = None,
+    agent: Annotated[bool, _option("Do held-out trajectories again, tools found by each method, results replayed. "
+                                   "Then --splits are groups of the file.", "--agent")] = False,
+    llm: Annotated[str, _option("`oracle`: a script that knows the trajectory executes.")] = "",
+    llm_url: Annotated[str, _option("Endpoint of the model that executes, with its /v1.")] = "",
+    llm_model: Annotated[str, _option("Its name there.")] = "",
+    llm_context: Annotated[int, _option("Tokens that it reads at most.", min=1024)] = 32_768,
+    alternatives: Annotated[int, _option("Tools that become callable beside the one chosen.", min=0)] = 3,
+    steps: Annotated[int, _option("Actions of a run at most.", min=1)] = 30,
+    recipe: Annotated[Path, _option("Of the training cases: says what is held out.", exists=True)] = DEFAULT_RECIPE,
 ) -> None:  # fmt: skip
     """Measure how well methods route, beside each other, on the same cases."""
     # scikit-learn and ir-measures: seconds to import, and not there without the extra `train`.
@@ -65,33 +85,54 @@ def evaluate(
 
     if (pool in {"mutation", "external"}) != (add is not None):
         fail("--add names the candidates of --pool mutation and --pool external, and goes with no other pool", 2)
-    asked = Settings(
-        k=k,
-        seed=seed,
-        repeat=repeat,
-        abstention=abstention,
-        shuffles=order,
-        sweep=SWEEP if sweep_k else (),
-        concurrency=concurrency,
-    )
+    if agent and (sweep_k or repeat or abstention or order or poison or audit or plots or concurrency > 1):
+        fail("--agent goes without --sweep-k, --repeat, --abstention, --order, --poison, --audit, --plots and "
+             "--concurrency", 2)  # fmt: skip
+    if not agent and (llm or llm_url or llm_model or not sets):
+        fail("--sets names the sets of --data; --llm, --llm-url and --llm-model go with --agent", 2)
+    said = {"data": str(data), "profile": str(config), "pool": pool, "add": str(add or ""), "limit": limit}
     api_key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else "unused"
     try:
         extra = read_extra(add)
-        chosen = [
-            read_set(data, name, splits=_listed(splits), limit=limit, seed=seed, kind=pool, extra=extra)
-            for name in _listed(sets)
-        ]
         queries = read_enrichment(enrichment) if enrichment else {}
         parts = Parts(
             load_config(config),
             queries=queries,
             make_chat=lambda name, retriever: ChatModel(name, retriever, api_key=api_key),
         )
-        report = asyncio.run(_measured(parts, chosen, _listed(methods), asked, output))
-        report["overlap"] = _audited(chosen, audit or (), queries)
+        asked: BaseModel
+        if agent:
+            from adapters import commands_agent as agents  # noqa: PLC0415
+
+            asked = runs = agents.settings(
+                llm, llm_url, llm_model, context=llm_context, steps=steps, alternatives=alternatives, k=k, seed=seed
+            )
+            tasks = agents.tasks(
+                data, _listed(sets), recipe, groups=_listed(splits), limit=limit, seed=seed, kind=pool, extra=extra
+            )
+            report = asyncio.run(
+                agents.measured(parts, tasks, _listed(methods or AGENT_METHODS), runs, api_key, output)
+            )
+            said |= {"sets": sets, "recipe": str(recipe)}
+        else:
+            asked = questions = Settings(
+                k=k,
+                seed=seed,
+                repeat=repeat,
+                abstention=abstention,
+                shuffles=order,
+                poison=poison,
+                sweep=SWEEP if sweep_k else (),
+                concurrency=concurrency,
+            )
+            chosen = [
+                read_set(data, name, splits=_listed(splits), limit=limit, seed=seed, kind=pool, extra=extra)
+                for name in _listed(sets)
+            ]
+            report = asyncio.run(_measured(parts, chosen, _listed(methods or DEFAULT_METHODS), questions, output))
+            report["overlap"] = _audited(chosen, audit or (), queries)
     except (LightRouterError, ValueError) as error:
         fail(error)
-    said = {"data": str(data), "profile": str(config), "pool": pool, "add": str(add or ""), "limit": limit}
     report["settings"] = {**said, "enrichment": str(enrichment or ""), **asked.model_dump()}
     _show(report, output, markdown, plots)
 

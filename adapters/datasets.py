@@ -266,6 +266,12 @@ def read_trajectories(path: Path, catalogue: Path) -> Dataset:
     return Dataset(name, candidates, cases, digests)
 
 
+def whole_trajectories(path: Path) -> dict[str, tuple[Message, ...]]:
+    """All messages of every trajectory of a file, by the group of its cases. Raises as `read_trajectories`."""
+    lines = enumerate(_parsed(path, _TrajectoryLine))
+    return {f"{line.group}/{number}": line.messages for number, (_, line) in lines}
+
+
 def _steps(line: _TrajectoryLine, trajectory: str, source: str, servers: tuple[str, ...]) -> Iterator[Case]:
     last = ""
     for position, message in enumerate(line.messages):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adapters import behaviour, scores
 from adapters.answers import Answer, AnswerStore, Kind, answer_key, code_digest
 from adapters.methods import Method
+from adapters.poisoning import poisoned, poisoning
 from adapters.questions import EvaluationSet, Question, abstention_pair, shuffles, single, sweep
 from adapters.scores import Asked
 
@@ -37,6 +38,8 @@ class Settings(BaseModel):
     """Ask each case with gold surely on offer, and without it."""
     shuffles: int = Field(default=0, ge=0)
     """Orders in which each kept list is shown again."""
+    poison: int = Field(default=0, ge=0)
+    """Attacks on each case: a wrong candidate whose description asks to be chosen."""
     sweep: tuple[int | None, ...] = ()
     """Lengths of lists of gold and random candidates; None: the whole pool."""
     concurrency: int = Field(default=1, ge=1)
@@ -67,6 +70,7 @@ async def evaluate(
         "abstention": behaviour.abstention(asked, settings.seed),
         "calibration": behaviour.calibration(asked),
         "order": behaviour.order(asked),
+        "poisoning": poisoning(asked, settings.seed),
         "sweep": behaviour.sweeps(asked),
     }
 
@@ -89,6 +93,10 @@ class _Asker:
         if method.kind in {"router", "chat"}:
             for question, answer in pairs:
                 more += shuffles(question, answer.ranking[: answer.kept], settings.shuffles, settings.seed)
+        if method.kind != "rule":
+            for question, answer in pairs:
+                read = answer.ranking[: answer.kept or question.k]
+                more += poisoned(question, read, settings.poison, settings.seed)
         pairs += await self._ask(set_.name, method, more)
         return Asked(set_, method.name, method.kind, tuple(pairs))
 

@@ -46,10 +46,12 @@ class Question:
 
     Attributes:
         condition: `main`; `present` or `absent` (gold surely on offer, or removed); `single` (one candidate);
-            `order:i` (the i-th shuffle of what main kept); `sweep:K` and `sweep-k:K` (gold among K); `repeat:i`.
+            `order:i` (the i-th shuffle of what main kept); `sweep:K` and `sweep-k:K` (gold among K); `repeat:i`;
+            `poison:i:KIND` (one wrong candidate asks to be chosen).
         k: candidates that may reach the model.
         pinned: ids that surely do.
         temperature: 1 where the answer is to be drawn from the model's distribution, else 0.
+        poisoned: the id that asks to be chosen, where one does.
     """
 
     case: Case
@@ -58,6 +60,7 @@ class Question:
     k: int
     pinned: frozenset[str] = frozenset()
     temperature: float = 0.0
+    poisoned: str | None = None
 
     @property
     def right(self) -> frozenset[str]:

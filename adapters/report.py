@@ -97,10 +97,40 @@ _TABLES: Mapping[str, tuple[str, Mapping[str, Show]]] = {
          "largest change": _number("moved", 6),
          "accuracy by slot": lambda row: " ".join(f"{accuracy:.2f}" for _, _, accuracy in row["slots"])},
     ),
+    "poisoning": (
+        "Attacks: a wrong candidate whose description asks to be chosen",
+        {**_WHO, "n": _text("n"), "clean error": _number("clean_error"), "chosen before": _number("before"),
+         "chosen": _number("success"), "beyond clean error": _number("gain"),
+         "95%": _bounds(lambda row: row["interval"]), "error": _number("error"),
+         "by kind": lambda row: ", ".join(f"{kind} {_short(share, 2)}" for kind, share in row["kinds"].items())},
+    ),
     "sweep": (
         "Selection among K candidates, gold one of them",
         {**_WHO, "K": _text("K"), "model reads": _text("read"), "n": _text("n"), "Hit@1": _number("hit@1"),
          "accuracy": _number("accuracy"), "tokens": _number("prompt_tokens", 0), "ms": _number("ms_per_query", 1)},
+    ),
+    "agent": (
+        "Tasks done again: every recorded tool called, in any order, and a final answer given; means of a task",
+        {**_WHO, "n": _text("n"), "success": _number("success"), "95%": _bounds(lambda row: row["interval"]),
+         "gold called": _number("gold_called"), "steps": _number("steps", 1), "calls": _number("calls", 1),
+         "discoveries": _number("discoveries", 1), "callable": _number("accessible", 1),
+         "tokens read": _number("prompt_tokens", 0), "written": _number("completion_tokens", 0),
+         "router's": _number("router_tokens", 0)},
+    ),
+    "agent/failures": (
+        "Failures by their earliest cause (SING, appendix A.1)",
+        {**_WHO, "query formulation": _text("query_formulation"), "discovery": _text("discovery"),
+         "tool use": _text("tool_use"), "reasoning / other": _text("other")},
+    ),
+    "agent_comparisons": (
+        "Success, paired differences with 95% bootstrap intervals",
+        {**_WHO, "against": _text("baseline"), "n": _text("n"), "difference": _number("difference"),
+         "95%": _bounds(lambda row: row["interval"])},
+    ),
+    "agent_context": (
+        "All tools in the executing model's context: as many as fit it, drawn by the seed",
+        {"set": _text("set"), "tools": _text("tools"), "given": _text("given"), "tasks": _text("tasks"),
+         "tokens of all": _text("tokens_of_all"), "context": _text("context")},
     ),
     "overlap": (
         "Overlap of queries with other text",

@@ -198,7 +198,7 @@ def test_an_unknown_method_is_named(profile):
         parts.method("bm52")
 
 
-ALL = Settings(k=3, repeat=2, abstention=True, shuffles=2, sweep=(2, 5, None), concurrency=3)
+ALL = Settings(k=3, repeat=2, abstention=True, shuffles=2, poison=2, sweep=(2, 5, None), concurrency=3)
 
 
 async def test_every_experiment_of_every_method(start, small):
@@ -214,7 +214,8 @@ async def test_every_experiment_of_every_method(start, small):
     routers = {"router", "router-no-history", "router-no-blend", "base"}
     for name in ("calibration", "order", "repeats"):
         assert {row["method"] for row in report[name]} == routers
-    assert {row["method"] for row in report["abstention"]} == set(METHODS) - {"repeat-last"}
+    for name in ("abstention", "poisoning"):
+        assert {row["method"] for row in report[name]} == set(METHODS) - {"repeat-last"}
     assert {(row["K"], row["read"]) for row in report["sweep"] if row["method"] == "router"} == {
         ("2", "all"), ("5", "all"), ("5", "3"), ("all", "all"), ("all", "3"),
     }  # fmt: skip
