@@ -7,9 +7,10 @@ gone is dropped before its next chunk.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,10 @@ from numpy.typing import NDArray
 
 from serving.engine.base import ScoreRequest
 from serving.engine.packed import KeyValues, Segment
+
+# Tokens that are looked up at once; as many as in vLLM. A shorter common beginning is not worth copying.
+BLOCK = 16
+_Key = tuple[str, bytes]
 
 
 @dataclass(eq=False)
@@ -112,34 +117,47 @@ def next_pass(jobs: Sequence[Job], chunk_tokens: int) -> Pass:
     return Pass(segments, reads)
 
 
+def _beginnings(salt: str, tokens: NDArray[np.int64]) -> Iterator[bytes]:
+    """A hash of the first block, of the first two, and so on, under this salt."""
+    digest = hashlib.blake2b(hashlib.blake2b(salt.encode()).digest(), digest_size=16)
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        digest.update(tokens[end - BLOCK : end].tobytes())
+        yield digest.digest()
+
+
 class PrefixCache:
     """Keys and values of sequences that ran, found again by their longest common beginning. Bounded in bytes.
 
-    An entry is never written to again, so any number of jobs may read it at once.
+    Whole blocks of BLOCK tokens are looked up by the hash of everything before their end, and compared no further than
+    in the last sequence that has as many; so finding takes no longer for many sequences than for few. An entry is never
+    written to again, so any number of jobs may read it at once.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[str, bytes], tuple[NDArray[np.int64], KeyValues]] = OrderedDict()
+        self._entries: OrderedDict[_Key, tuple[NDArray[np.int64], KeyValues]] = OrderedDict()
+        self._last: dict[bytes, _Key] = {}
+        """The entry that was last used, by the hash of each of its beginnings."""
         self._bytes = 0
 
     def longest(self, salt: str, sequence: Sequence[int]) -> tuple[KeyValues | None, int]:
-        """The entry of this salt that shares most of its beginning with `sequence`, and how many tokens."""
+        """The entry of this salt that shares most of its beginning with `sequence`, and how many tokens.
+
+        Of entries that share as many whole blocks it is the last that was used. Less than one block is not looked for.
+        """
         wanted = np.asarray(sequence, dtype=np.int64)
-        best: tuple[str, bytes] | None = None
-        most = 0
-        for key, (known, _) in self._entries.items():
-            if key[0] != salt:
-                continue
-            length = min(len(known), len(wanted))
-            differs = known[:length] != wanted[:length]
-            shared = int(differs.argmax()) if differs.any() else length
-            if shared > most:
-                best, most = key, shared
-        if best is None:
+        found: _Key | None = None
+        for beginning in _beginnings(salt, wanted):
+            if beginning not in self._last:
+                break
+            found = self._last[beginning]
+        if found is None:
             return None, 0
-        self._entries.move_to_end(best)
-        return self._entries[best][1], most
+        known, keys = self._entries[found]
+        self._use(found)
+        length = min(len(known), len(wanted))
+        differs = known[:length] != wanted[:length]
+        return keys, int(differs.argmax()) if differs.any() else length
 
     def add(self, salt: str, sequence: Sequence[int], keys: KeyValues) -> None:
         """Keep a finished sequence; the least recently used go where memory runs out."""
@@ -149,9 +167,17 @@ class PrefixCache:
             return
         self._entries[key] = (tokens, keys)
         self._bytes += keys.nbytes
+        self._use(key)
         while self._bytes > self._max_bytes:
-            _, (_, dropped) = self._entries.popitem(last=False)
+            gone, (tokens, dropped) = self._entries.popitem(last=False)
             self._bytes -= dropped.nbytes
+            for beginning in _beginnings(gone[0], tokens):
+                if self._last.get(beginning) == gone:
+                    del self._last[beginning]
+
+    def _use(self, key: _Key) -> None:
+        self._entries.move_to_end(key)
+        self._last.update(dict.fromkeys(_beginnings(key[0], self._entries[key][0]), key))
 
     def begin(self, job: Job, allocate: Callable[[int], KeyValues]) -> None:
         """Give a job its keys, with as much of its sequence already in place as the cache knows."""
