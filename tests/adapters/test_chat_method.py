@@ -140,7 +140,7 @@ async def test_our_own_server_is_such_a_model(question, tiny_llama, tiny_embedde
     async with app.router.lifespan_context(app):
         await app.state.service.readiness.started.wait()
         retriever = Retriever(build_prefilter(Config(prefilter=BM25)))
-        method = ChatModel("openai:tiny@http://own/v1", retriever, transport=httpx.ASGITransport(app))
+        method = ChatModel("openai:tiny@http://localhost/v1", retriever, transport=httpx.ASGITransport(app))
         answer = await method.answer(question, "key")
     assert answer.kept == 3
     assert answer.prompt_tokens > 100

@@ -13,6 +13,7 @@ from tests.faults.vllm_process import GARBAGE, VllmProcess
 
 pytestmark = pytest.mark.anyio
 ANSWER_SECONDS = 60
+OFTEN = {"canary_interval_s": 0.5}
 
 
 def code(answer) -> str:
@@ -34,7 +35,7 @@ async def until_open(router: Running) -> None:
 
 
 async def test_killed_and_started_again(vllm: VllmProcess, smollm2: Path) -> None:
-    async with running(profile(vllm.url, smollm2)) as router:
+    async with running(profile(vllm.url, smollm2, server=OFTEN)) as router:
         assert (await router.ask()).status_code == 200
         vllm.kill()
         first = await router.ask()
@@ -90,7 +91,7 @@ async def test_nonsense_is_an_error_of_the_engine_and_of_nobody_else(
 
 
 async def test_with_a_fallback_the_prefilter_answers(vllm: VllmProcess, smollm2: Path) -> None:
-    async with running(profile(vllm.url, smollm2, engine={"fallback": "prefilter"})) as router:
+    async with running(profile(vllm.url, smollm2, engine={"fallback": "prefilter"}, server=OFTEN)) as router:
         assert "degraded" not in (await router.ask()).json()
         vllm.kill()
         await until_open(router)
