@@ -6,11 +6,13 @@ from adapters.commands_synthesise import graph, synthesise
 from adapters.commands_tables import tables
 from serving.cli import app
 from serving.cli_agent import agent
+from serving.cli_demo import demo
 from serving.cli_key import app as key
 from serving.cli_upkeep import app as catalog
 
 app.command(name="eval")(evaluate)
 app.command()(agent)
+app.command()(demo)
 for command in (graph, synthesise):
     commands.app.command()(command)
 catalog.command()(tables)
