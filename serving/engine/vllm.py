@@ -114,6 +114,9 @@ class VllmEngine:
         self._settings = config.engine
         self._max_tokens = config.model.budget.total
         self._in_progress = 0
+        # Waited for here, where a caller may leave at any time, and not in the pool.
+        self._places = asyncio.Semaphore(self._settings.max_connections)
+        self._leaving: set[asyncio.Task[None]] = set()
         key = self._settings.api_key
         self._client = httpx.AsyncClient(
             base_url=self._settings.url,
@@ -125,7 +128,7 @@ class VllmEngine:
                 retries=1,
                 trust_env=False,
                 limits=httpx.Limits(
-                    max_connections=self._settings.max_connections,
+                    max_connections=None,
                     max_keepalive_connections=self._settings.max_connections,
                     keepalive_expiry=KEEPALIVE_S,
                 ),
@@ -176,6 +179,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Close all connections; vLLM stops the work behind them."""
+        await asyncio.gather(*self._leaving)
         await self._client.aclose()
 
     async def _wait_for_models(self, until: float) -> _Models:
@@ -325,8 +329,8 @@ class VllmEngine:
         self._in_progress += 1
         try:
             with http_call(method, where) as headers:
-                async with asyncio.timeout(seconds):
-                    response = await self._client.request(method, path, json=body, headers=headers)
+                async with asyncio.timeout(seconds), self._places:
+                    response = await self._sent(method, path, body, headers)
         except TimeoutError as error:
             raise EngineTimeoutError(f"vLLM did not answer {where} within {seconds:.3g} s") from error
         except httpx.TransportError as error:
@@ -339,6 +343,40 @@ class VllmEngine:
             return response.content
         message = f"vLLM answered {response.status_code} to {where}: {response.text[:500]}"
         raise (EngineUnavailableError if response.status_code in UNAVAILABLE else EngineError)(message)
+
+    async def _sent(
+        self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]
+    ) -> httpx.Response:
+        """The answer to a request that goes on by itself until it may be cancelled; see `_leave`."""
+        sending = asyncio.Event()
+
+        async def trace(event: str, _: Any) -> None:
+            if event == "http11.send_request_headers.started":
+                sending.set()
+
+        extensions = {"trace": trace}
+        request = self._client.request(method, path, json=body, headers=headers, extensions=extensions)
+        asked = asyncio.create_task(request)
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            leaving = asyncio.create_task(_leave(asked, sending))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            raise
+
+
+async def _leave(asked: asyncio.Task[httpx.Response], sending: asyncio.Event) -> None:
+    """Cancel a request nobody waits for, which closes its connection; but not before its first byte is on its way.
+
+    httpcore 1.0 forgets a connection whose request is cancelled between its opening and that: it stays open, and in the
+    pool, for good.
+    """
+    begun = asyncio.create_task(sending.wait())
+    await asyncio.wait({asked, begun}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
+    asked.cancel()
+    await asyncio.gather(asked, begun, return_exceptions=True)
 
 
 def _read(kind: type[Answer], path: str, content: bytes) -> Answer:
