@@ -158,8 +158,8 @@ def _timed(connection: socket.socket, body: dict[str, Any]) -> tuple[float, dict
     Bytes on a kept connection: what a client makes of them is not the server's time.
     """
     content = json.dumps(body).encode()
-    head = f"POST /v1/route HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
-    sent = head.encode() + b"\r\n\r\n" + content
+    head = "POST /v1/route HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    sent = f"{head}content-length: {len(content)}".encode() + b"\r\n\r\n" + content
     received = b""
     started = time.perf_counter()
     connection.sendall(sent)
