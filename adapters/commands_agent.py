@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adapters.agent_evaluate import AgentSettings, Method, evaluate_agent
 from adapters.agent_replay import finder
@@ -14,8 +12,8 @@ from adapters.agent_tasks import Task, found_sets, held_out_tasks
 from adapters.methods import Parts
 from adapters.mixture import CasesRecipe
 from adapters.oracle import Oracle, token_counter
+from adapters.terminal import progress
 from prompts import PromptTokenizer
-from serving.cli import console
 from serving.llm import LLM, Journal
 
 ORACLE = "oracle"
@@ -73,15 +71,9 @@ async def measured(
         llm = LLM(asked.llm, asked.url, api_key=api_key, timeout_s=_TIMEOUT_S, extra=fixed)
     try:
         await parts.start()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bars:
-
-            def progress(title: str, count: int) -> Callable[[], None]:
-                task = bars.add_task(title, total=count)
-                return lambda: bars.advance(task)
-
+        with progress() as announce:
             return await evaluate_agent(
-                sets, methods, lambda task: llm or Oracle(task, count), asked, journal, count, progress
+                sets, methods, lambda task: llm or Oracle(task, count), asked, journal, count, announce
             )
     finally:
         journal.close()

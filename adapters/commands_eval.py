@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_config
+from adapters.terminal import listed, progress, show
+from serving.cli import DEFAULT_PROFILE, ConfigOption, fail, load_config
 from serving.types import LightRouterError
 
 if TYPE_CHECKING:
@@ -108,11 +106,9 @@ def evaluate(
                 llm, llm_url, llm_model, context=llm_context, steps=steps, alternatives=alternatives, k=k, seed=seed
             )
             tasks = agents.tasks(
-                data, _listed(sets), recipe, groups=_listed(splits), limit=limit, seed=seed, kind=pool, extra=extra
+                data, listed(sets), recipe, groups=listed(splits), limit=limit, seed=seed, kind=pool, extra=extra
             )
-            report = asyncio.run(
-                agents.measured(parts, tasks, _listed(methods or AGENT_METHODS), runs, api_key, output)
-            )
+            report = asyncio.run(agents.measured(parts, tasks, listed(methods or AGENT_METHODS), runs, api_key, output))
             said |= {"sets": sets, "recipe": str(recipe)}
         else:
             asked = questions = Settings(
@@ -126,19 +122,15 @@ def evaluate(
                 concurrency=concurrency,
             )
             chosen = [
-                read_set(data, name, splits=_listed(splits), limit=limit, seed=seed, kind=pool, extra=extra)
-                for name in _listed(sets)
+                read_set(data, name, splits=listed(splits), limit=limit, seed=seed, kind=pool, extra=extra)
+                for name in listed(sets)
             ]
-            report = asyncio.run(_measured(parts, chosen, _listed(methods or DEFAULT_METHODS), questions, output))
+            report = asyncio.run(_measured(parts, chosen, listed(methods or DEFAULT_METHODS), questions, output))
             report["overlap"] = _audited(chosen, audit or (), queries)
     except (LightRouterError, ValueError) as error:
         fail(error)
     report["settings"] = {**said, "enrichment": str(enrichment or ""), **asked.model_dump()}
     _show(report, output, markdown, plots)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 async def _measured(
@@ -151,14 +143,8 @@ async def _measured(
     store = AnswerStore(output.with_suffix(".answers.jsonl") if output else None)
     try:
         await parts.start()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bars:
-
-            def progress(title: str, count: int) -> Callable[[], None]:
-                task = bars.add_task(title, total=count)
-                return lambda: bars.advance(task)
-
-            return await run(sets, methods, asked, store, progress)
+        with progress() as announce:
+            return await run(sets, methods, asked, store, announce)
     finally:
         store.close()
         await parts.close()
@@ -175,19 +161,12 @@ def _audited(
     return audit(sets, sources)
 
 
-def _show(report: dict[str, Any], output: Path | None, markdown_file: Path | None, plots: Path | None) -> None:
-    from adapters.report import markdown, sections, terminal  # noqa: PLC0415
+def _show(report: dict[str, Any], output: Path | None, markdown: Path | None, plots: Path | None) -> None:
+    from adapters.report import sections  # noqa: PLC0415
 
-    tables = sections(report)
-    screen = console if console.is_terminal else Console(width=_FILE_WIDTH)
-    for table in tables:
-        screen.print(terminal(table))
-    if output:
-        output.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    if markdown_file:
-        markdown_file.write_text(markdown("Evaluation", tables), encoding="utf-8")
-    if plots:
+    def drawn() -> list[Path]:
         from adapters.plots import draw  # noqa: PLC0415  (matplotlib)
 
-        for file in draw(report, plots):
-            screen.print(f"wrote {file}")
+        return draw(report, plots) if plots else []
+
+    show(report, "Evaluation", sections(report), _FILE_WIDTH, output, markdown, drawn)

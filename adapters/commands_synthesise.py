@@ -88,29 +88,19 @@ def synthesise(
     from adapters.supervision import Sides  # noqa: PLC0415
     from adapters.synthesise import Settings  # noqa: PLC0415
     from adapters.trajectories import Play  # noqa: PLC0415
-    from serving.llm import LLM, Journal  # noqa: PLC0415  (openai)
+    from serving.llm import LLM  # noqa: PLC0415  (openai)
 
     if dev + test >= 1:
         fail(f"--dev {dev} and --test {test} leave nothing to train on: together they must be less than 1", 2)
     profile = load_config(config)
-    asked = profile.llm
-    model = llm_model or asked.model
-    if not model:
+    said = {"model": llm_model, "url": llm_url, "concurrency": concurrency}
+    asked = profile.llm.model_copy(update={key: value for key, value in said.items() if value})
+    if not asked.model:
         fail("no LLM is named: give --llm-model, or set llm.model in the profile", 2)
     play = Play(failures=failures, empties=empties, changes=changes, score=score)
     settings = Settings(count, count if mutants is None else mutants, threshold, play, Sides(dev=dev, test=test), seed)
     try:
-        llm = LLM(
-            model,
-            llm_url or asked.url,
-            api_key=asked.api_key.get_secret_value() if asked.api_key else "unused",
-            journal=Journal(out / "journal.jsonl"),
-            concurrency=concurrency or asked.concurrency,
-            retries=retries,
-            timeout_s=asked.timeout_s,
-            max_tokens=max_tokens,
-            constraint=asked.constraint,
-        )
+        llm = LLM.of(asked, out / "journal.jsonl", retries=retries, max_tokens=max_tokens)
         asyncio.run(_synthesise(profile, llm, catalogue, out, settings, temperature, vectors))
     except (LightRouterError, ValueError, OSError) as error:
         fail(error)

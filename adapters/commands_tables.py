@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from serving.cli import DEFAULT_PROFILE, ConfigOption, console, fail, load_config
+from adapters.terminal import listed, progress, show
+from serving.cli import DEFAULT_PROFILE, ConfigOption, fail, load_config
 from serving.config import Config
 from serving.types import LightRouterError
 
@@ -57,11 +56,11 @@ def tables(
     from adapters.tables_servers import Tasks  # noqa: PLC0415
 
     known = (*OF_SETS, *OF_QUERIES, *OF_TRAJECTORIES)
-    wanted = _listed(which) or list(known)
+    wanted = listed(which) or list(known)
     if unknown := set(wanted).difference(known):
         fail(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(known)}", 2)
     try:
-        read = [read_set(data, name, splits=_listed(splits), limit=limit, seed=seed) for name in _listed(sets)]
+        read = [read_set(data, name, splits=listed(splits), limit=limit, seed=seed) for name in listed(sets)]
         queries = read_enrichment(enrichment) if enrichment else {}
         tasks = None
         if trajectories:
@@ -77,10 +76,6 @@ def tables(
     _show(report, output, markdown, plots)
 
 
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 async def _measured(
     profile: Config, wanted: list[str], sets: list[EvaluationSet], queries: Queries, tasks: Tasks | None, checks: str,
     journal: Path, k: int, seed: int,
@@ -94,15 +89,9 @@ async def _measured(
     embeddings = make_embeddings(profile.prefilter.model_copy(update={"method": "fused"}))
     if embeddings is None:
         raise ValueError("the profile has no embedder; prefilter.embedder names one")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-
-        def progress(title: str, count: int) -> Callable[[], None]:
-            task = bars.add_task(title, total=count)
-            return lambda: bars.advance(task)
-
+    with progress() as announce:
         tokenizer = PromptTokenizer(profile.model.tokenizer or profile.model.path)
-        searcher = Searcher(profile.prefilter, embeddings, tokenizer, progress)
+        searcher = Searcher(profile.prefilter, embeddings, tokenizer, announce)
         made: dict[str, Callable[[], Awaitable[list[Row]]]] = {
             "main": lambda: of_sets.main_table(searcher, sets, seed),
             "history": lambda: of_sets.history_table(searcher, sets, seed),
@@ -130,41 +119,17 @@ async def _measured(
 def _verifier(name: str, searcher: Searcher, profile: Config, journal: Path) -> Verifier:
     from adapters.methods import RETRIEVAL  # noqa: PLC0415
     from adapters.verifying import LLMVerifier, SearchVerifier  # noqa: PLC0415
-    from serving.llm import LLM, Journal  # noqa: PLC0415  (openai)
+    from serving.llm import LLM  # noqa: PLC0415  (openai)
 
     if name in RETRIEVAL:
         return SearchVerifier(searcher.rankers("specification")[name])
     if name != "llm":
         raise ValueError(f"there is no verifier {name!r}; there are {', '.join(RETRIEVAL)} and llm")
-    asked = profile.llm
-    if not asked.model:
-        raise ValueError("the profile names no LLM: set llm.url and llm.model, or LIGHT_ROUTER_LLM__MODEL")
-    key = asked.api_key.get_secret_value() if asked.api_key else "unused"
-    return LLMVerifier(
-        LLM(
-            asked.model,
-            asked.url,
-            api_key=key,
-            journal=Journal(journal),
-            concurrency=asked.concurrency,
-            timeout_s=asked.timeout_s,
-            constraint=asked.constraint,
-        )
-    )
+    return LLMVerifier(LLM.of(profile.llm, journal))
 
 
-def _show(report: dict[str, Any], output: Path | None, markdown_file: Path | None, plots: Path | None) -> None:
-    from adapters.report import markdown, terminal  # noqa: PLC0415
+def _show(report: dict[str, Any], output: Path | None, markdown: Path | None, plots: Path | None) -> None:
     from adapters.tables_report import draw, sections  # noqa: PLC0415
 
-    shown = sections(report)
-    screen = console if console.is_terminal else Console(width=_FILE_WIDTH)
-    for table in shown:
-        screen.print(terminal(table))
-    if output:
-        output.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    if markdown_file:
-        markdown_file.write_text(markdown("How well candidates are found", shown), encoding="utf-8")
-    if plots:
-        for file in draw(report, plots):
-            screen.print(f"wrote {file}")
+    drawn = partial(draw, report, plots) if plots else tuple
+    show(report, "How well candidates are found", sections(report), _FILE_WIDTH, output, markdown, drawn)

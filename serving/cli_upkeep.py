@@ -126,23 +126,15 @@ def enrich(
     from serving.catalog.enrich import Options  # noqa: PLC0415
     from serving.catalog.enrich import enrich as run  # noqa: PLC0415
     from serving.catalog.enrich_report import progress_bar, report_tables  # noqa: PLC0415
-    from serving.llm import LLM, Journal, Prices  # noqa: PLC0415  (openai)
+    from serving.llm import LLM, Prices  # noqa: PLC0415  (openai)
 
     profile = load_config(config)
-    asked = profile.llm
-    if not asked.model:
-        fail("the profile names no LLM: set llm.url and llm.model, or LIGHT_ROUTER_LLM__MODEL", 2)
     options = Options(queries, intentions, distractors, hard=hard, chains=chains, everything=everything)
-    prices = Prices(asked.input_price, asked.output_price)
-    llm = LLM(
-        asked.model,
-        asked.url,
-        api_key=asked.api_key.get_secret_value() if asked.api_key else "unused",
-        journal=Journal(journal),
-        concurrency=asked.concurrency,
-        timeout_s=asked.timeout_s,
-        constraint=asked.constraint,
-    )
+    prices = Prices(profile.llm.input_price, profile.llm.output_price)
+    try:
+        llm = LLM.of(profile.llm, journal)
+    except ValueError as error:
+        fail(error, 2)
 
     async def work(store: Store) -> None:
         name = Path(profile.prefilter.embedder).name

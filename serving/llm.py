@@ -24,6 +24,7 @@ import jsonschema_rs
 import openai
 
 from prompts import Message
+from serving.config import LLMConfig
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError, InvalidRequestError
 from serving.validation import parse_json
 
@@ -221,6 +222,27 @@ class LLM:
             else:
                 self.replayed += Usage(**known["usage"])
             return known["answer"]
+
+    @classmethod
+    def of(cls, config: LLMConfig, journal: Path, *, retries: int = 5, max_tokens: int = 4096) -> LLM:
+        """The profile's, its finished calls in a file.
+
+        Raises:
+            ValueError: the profile names none, or the file cannot be opened.
+        """
+        if not config.model:
+            raise ValueError("the profile names no LLM: set llm.url and llm.model, or LIGHT_ROUTER_LLM__MODEL")
+        return cls(
+            config.model,
+            config.url,
+            api_key=config.api_key.get_secret_value() if config.api_key else "unused",
+            journal=Journal(journal),
+            concurrency=config.concurrency,
+            retries=retries,
+            timeout_s=config.timeout_s,
+            max_tokens=max_tokens,
+            constraint=config.constraint,
+        )
 
     async def chat(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Reply:
         """The model's next message in a conversation.

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock import Clock
+
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / ".models"
 
@@ -18,6 +20,11 @@ MODELS = ROOT / ".models"
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(scope="session")

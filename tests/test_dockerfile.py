@@ -12,11 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import yaml
 
 from serving.config import Config
 from serving.engine.command import vllm_command
+from tests.answering import JSONHandler, answering
 from tests.conftest import ROOT
 from tests.dockerfile import Builder, Ignored, last, stages
 from tests.k8s import charts
@@ -111,34 +110,20 @@ def api(builder: Builder) -> Iterator[Builder]:
         yield builder
 
 
-class StubVllm(BaseHTTPRequestHandler):
+class StubVllm(JSONHandler):
     """Serves Qwen3 to the API as vLLM would."""
 
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "qwen3-8b", "max_model_len": 40_000}]})
+    def do_GET(self) -> None:  # noqa: N802  (the library's name)
+        self.answer_json(200, {"data": [{"id": "qwen3-8b", "max_model_len": 40_000}]})
 
-    def do_POST(self) -> None:
-        self._answer(completions(json.loads(self.rfile.read(int(self.headers["content-length"])))))
-
-    def _answer(self, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    def do_POST(self) -> None:  # noqa: N802
+        self.answer_json(200, completions(json.loads(self.rfile.read(int(self.headers["content-length"])))))
 
 
 @pytest.fixture
 def engine_url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), StubVllm) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(StubVllm) as url:
+        yield url
 
 
 class Running:

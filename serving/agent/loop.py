@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import anyio
@@ -26,6 +26,7 @@ from prompts.agent import (
 from serving.agent.arguments import as_object, shown_schema
 from serving.agent.threads import digest
 from serving.agent.upstreams import UpstreamError
+from serving.catalog.shapes import function_tool
 from serving.catalog.sources.base import plain
 from serving.llm import FunctionCall, Reply, Usage
 from serving.types import (
@@ -381,9 +382,5 @@ def _json(text: str) -> str:
 
 def function_of(name: str, candidate: Candidate) -> dict[str, Any]:
     """The candidate as a function of the chat protocol."""
-    function = {
-        "name": name,
-        "description": candidate.description,
-        "parameters": shown_schema(candidate.input_schema, candidate.type),
-    }
-    return {"type": "function", "function": function}
+    shown = replace(candidate, input_schema=shown_schema(candidate.input_schema, candidate.type))
+    return function_tool(shown, name)

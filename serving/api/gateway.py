@@ -22,6 +22,7 @@ from serving.api.messages import messages_from
 from serving.api.service import Service
 from serving.catalog.shapes import function_tool
 from serving.config import GatewayConfig
+from serving.connections import CONNECT_S, LeavableTransport
 from serving.types import (
     BusyError,
     Candidate,
@@ -37,7 +38,6 @@ from serving.types import (
 logger = logging.getLogger(__name__)
 
 HEADER = "x-light-router-tools"
-CONNECT_S = 5.0
 # Headers of the upstream's answer that describe the connection, or a body that was decoded here.
 _OWN_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "x-request-id"}
 # What a request without tools may not say.
@@ -68,7 +68,9 @@ class Gateway:
         self._config = config
         self._url = f"{(config.url or '').rstrip('/')}/chat/completions"
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(config.timeout_s, connect=CONNECT_S), trust_env=False, transport=transport
+            timeout=httpx.Timeout(config.timeout_s, connect=CONNECT_S),
+            trust_env=False,
+            transport=transport or LeavableTransport(),
         )
 
     async def close(self) -> None:

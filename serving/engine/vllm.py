@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.config import Config
+from serving.connections import CONNECT_S, LeavableTransport
 from serving.engine.base import Choice, ChoiceRequest, ScoreRequest, Scores
 from serving.tracing import http_call
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError
@@ -36,7 +37,6 @@ IMPOSSIBLE = -9999.0
 CHOICE = re.compile(r"[a-zA-Z0-9_-]+")
 # vLLM closes idle connections after 5 s. A request sent at that moment would be lost, and is not sent again.
 KEEPALIVE_S = 2.0
-CONNECT_S = 5.0
 # Between two looks at a server that is still loading its model.
 POLL_S = 0.5
 # Ids that every vocabulary holds, for the requests before the first real one.
@@ -116,7 +116,6 @@ class VllmEngine:
         self._in_progress = 0
         # Waited for here, where a caller may leave at any time, and not in the pool.
         self._places = asyncio.Semaphore(self._settings.max_connections)
-        self._leaving: set[asyncio.Task[None]] = set()
         key = self._settings.api_key
         self._client = httpx.AsyncClient(
             base_url=self._settings.url,
@@ -124,9 +123,8 @@ class VllmEngine:
             timeout=httpx.Timeout(None, connect=CONNECT_S),  # the whole of a request is timed in `_ask`
             trust_env=False,
             transport=transport
-            or httpx.AsyncHTTPTransport(
+            or LeavableTransport(
                 retries=1,
-                trust_env=False,
                 limits=httpx.Limits(
                     max_connections=None,
                     max_keepalive_connections=self._settings.max_connections,
@@ -179,7 +177,6 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Close all connections; vLLM stops the work behind them."""
-        await asyncio.gather(*self._leaving)
         await self._client.aclose()
 
     async def _wait_for_models(self, until: float) -> _Models:
@@ -330,7 +327,7 @@ class VllmEngine:
         try:
             with http_call(method, where) as headers:
                 async with asyncio.timeout(seconds), self._places:
-                    response = await self._sent(method, path, body, headers)
+                    response = await self._client.request(method, path, json=body, headers=headers)
         except TimeoutError as error:
             raise EngineTimeoutError(f"vLLM did not answer {where} within {seconds:.3g} s") from error
         except httpx.TransportError as error:
@@ -343,40 +340,6 @@ class VllmEngine:
             return response.content
         message = f"vLLM answered {response.status_code} to {where}: {response.text[:500]}"
         raise (EngineUnavailableError if response.status_code in UNAVAILABLE else EngineError)(message)
-
-    async def _sent(
-        self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]
-    ) -> httpx.Response:
-        """The answer to a request that goes on by itself until it may be cancelled; see `_leave`."""
-        sending = asyncio.Event()
-
-        async def trace(event: str, _: Any) -> None:
-            if event == "http11.send_request_headers.started":
-                sending.set()
-
-        extensions = {"trace": trace}
-        request = self._client.request(method, path, json=body, headers=headers, extensions=extensions)
-        asked = asyncio.create_task(request)
-        try:
-            return await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            leaving = asyncio.create_task(_leave(asked, sending))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
-            raise
-
-
-async def _leave(asked: asyncio.Task[httpx.Response], sending: asyncio.Event) -> None:
-    """Cancel a request nobody waits for, which closes its connection; but not before its first byte is on its way.
-
-    httpcore 1.0 forgets a connection whose request is cancelled between its opening and that: it stays open, and in the
-    pool, for good.
-    """
-    begun = asyncio.create_task(sending.wait())
-    await asyncio.wait({asked, begun}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
-    begun.cancel()
-    asked.cancel()
-    await asyncio.gather(asked, begun, return_exceptions=True)
 
 
 def _read(kind: type[Answer], path: str, content: bytes) -> Answer:

@@ -13,6 +13,7 @@ import openai
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from serving.connections import LeavableTransport
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError
 
 # Texts of one call: more than 2,048 are refused by some servers, and hang others.
@@ -100,7 +101,9 @@ class RemoteCrossEncoder:
         self._url = url
         self._model = model
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        self._client = httpx.AsyncClient(
+            headers=headers, timeout=TIMEOUT_S, trust_env=False, transport=LeavableTransport()
+        )
 
     async def start(self) -> None:
         """See `CrossEncoder.start`."""

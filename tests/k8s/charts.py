@@ -28,6 +28,7 @@ PROFILES = ("one-gpu", "multi-gpu", "cpu")
 # Beside the profiles: options that none of them sets, over the profile that they belong to.
 VARIANTS = {"inference-pool": "multi-gpu", "autoscaled": "multi-gpu", "remote-embedder": "one-gpu"}
 RENDERINGS = (*PROFILES, *VARIANTS)
+GPU = [name for name in RENDERINGS if name != "cpu"]
 
 Document = dict[str, Any]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.k8s.charts import (
+    GPU,
     NAMESPACE,
     RELEASE,
     RENDERINGS,
@@ -19,8 +20,6 @@ from tests.k8s.charts import (
     pods,
     rendered,
 )
-
-GPU = [name for name in RENDERINGS if name != "cpu"]
 
 
 def weaknesses(pod: Document) -> list[str]:

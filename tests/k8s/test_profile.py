@@ -16,6 +16,7 @@ from serving.engine.command import vllm_command
 from tests.conftest import ROOT
 from tests.k8s.charts import (
     CHART,
+    GPU,
     RELEASE,
     RENDERINGS,
     Document,
@@ -27,8 +28,6 @@ from tests.k8s.charts import (
     run,
     values_of,
 )
-
-GPU = [name for name in RENDERINGS if name != "cpu"]
 
 
 def profile(name: str, tmp_path: Path, *options: str) -> Config:

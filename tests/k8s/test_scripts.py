@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.answering import JSONHandler, answering
 from tests.conftest import ROOT
 from tests.k8s.charts import CHART, containers, pods, rendered
 
@@ -64,13 +63,8 @@ def test_an_adapter_is_downloaded(tmp_path: Path) -> None:
     digest = archive(tmp_path / "a.tar.gz", {"adapter_config.json": "{}"})
     (tmp_path / "adapter").mkdir()
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/a.tar.gz"
-        done = run("deliver_adapter.py", url, digest, str(tmp_path / "adapter"), "mine")
-        server.shutdown()
-        thread.join()
+    with answering(handler) as url:
+        done = run("deliver_adapter.py", f"{url}/a.tar.gz", digest, str(tmp_path / "adapter"), "mine")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "adapter" / "mine" / "adapter_config.json").is_file()
 
@@ -121,38 +115,24 @@ def test_a_database_out_of_reach_is_given_up(tmp_path: Path) -> None:
     assert "no database" in run("create_tables.py", "1").stderr
 
 
-class Api(BaseHTTPRequestHandler):
+class Api(JSONHandler):
     """Answers as the router's API; what, is set by each test."""
 
     answer: dict[str, Any] = ANSWER
     ready = 200
 
-    def do_GET(self) -> None:
-        self._send(self.ready, {"reason": "decisions are being made"})
+    def do_GET(self) -> None:  # noqa: N802  (the library's name)
+        self.answer_json(self.ready, {"reason": "decisions are being made"})
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         self.rfile.read(int(self.headers["content-length"]))
-        self._send(200 if self.headers["authorization"] == "Bearer k1" else 401, self.answer)
-
-    def _send(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer_json(200 if self.headers["authorization"] == "Bearer k1" else 401, self.answer)
 
 
 @pytest.fixture
 def api() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(Api) as url:
+        yield url
 
 
 def test_the_smoke_test_passes_where_the_answer_is_a_distribution(api: str) -> None:

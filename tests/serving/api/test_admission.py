@@ -1,5 +1,4 @@
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -7,21 +6,9 @@ import pytest
 from serving.api.admission import Admission
 from serving.config import Config
 from serving.types import BusyError
+from tests.clock import Clock
 
 KEYS = ("first-key", "second-key")
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from serving.types import (
     Ranked,
     RouteRequest,
 )
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -48,22 +49,9 @@ class FakeRouter:
         )
 
 
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def router() -> FakeRouter:
     return FakeRouter()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -1,27 +1,14 @@
 import asyncio
-from dataclasses import dataclass
 
 import pytest
 
 from serving.engine.base import ScoreRequest
 from serving.engine.breaker import Breaker, GuardedEngine, State
 from serving.types import EngineError, EngineTimeoutError, EngineUnavailableError
+from tests.clock import Clock
 
 OPEN_S, SLOW_S = 2.0, 15.0
 DOWN = EngineUnavailableError("down")
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
